@@ -1,0 +1,273 @@
+// Package event defines what happened: the events that gateways and settlers put on the stream, their subjects and their
+// JSON encoding. An event says everything needed to settle it, so events of one reservation may arrive in any order.
+package event
+
+import (
+	"crypto/sha256"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"tollgate/ledger"
+)
+
+// Version is the schema version that this code writes and the only one it reads.
+const Version = 1
+
+// Stream is the JetStream stream that carries every event, Subjects the subjects it captures.
+const (
+	Stream   = "TOLLGATE_LEDGER"
+	Subjects = "ledger.>"
+)
+
+// Kind is what happened.
+type Kind string
+
+// The kinds of events.
+const (
+	KindReserved Kind = "reserved" // amounts were set aside; the provider is about to be called
+	KindUsed     Kind = "used"     // the provider was called; what it used
+	KindReleased Kind = "released" // nothing was spent
+	KindExpired  Kind = "expired"  // the outcome never arrived
+	KindAdjusted Kind = "adjusted" // reconciliation corrected the ledger
+	KindGranted  Kind = "granted"  // budget was added
+	KindRefused  Kind = "refused"  // refusals, aggregated
+	KindPolicy   Kind = "policy"   // a gateway took a policy into force
+)
+
+// Event is one fact. Exactly the part that belongs to its kind is set.
+type Event struct {
+	V          int       `json:"v"`
+	ID         string    `json:"id"` // UUIDv7:kind, unique for ever; also Nats-Msg-Id
+	Kind       Kind      `json:"kind"`
+	App        string    `json:"app"`
+	OccurredAt time.Time `json:"occurred_at"`        // by the producer's clock, calibrated against Redis
+	Producer   string    `json:"producer"`           // gateway or settler id
+	Sequence   uint64    `json:"sequence,omitempty"` // per producer, from 1 without gap; 0 for producers that do not number
+	TraceID    string    `json:"trace_id,omitempty"`
+
+	Reservation *Reservation `json:"reservation,omitempty"` // reserved, used, released, expired
+	Outcome     *Outcome     `json:"outcome,omitempty"`     // used
+	Release     *Release     `json:"release,omitempty"`     // released
+	Refusals    *Refusals    `json:"refusals,omitempty"`    // refused
+	Policy      *Policy      `json:"policy,omitempty"`      // policy
+}
+
+// Reservation is what was set aside for one request, and for whom.
+type Reservation struct {
+	ID             string           `json:"id"` // UUIDv7; its time decides the partition of every row about it
+	Key            string           `json:"key"`
+	User           string           `json:"user,omitempty"`
+	Plan           string           `json:"plan"`
+	Provider       string           `json:"provider"`
+	ModelRequested string           `json:"model_requested"`
+	Model          string           `json:"model"`    // asked of the provider
+	Endpoint       string           `json:"endpoint"` // route, e.g. /v1/chat/completions
+	Attempt        int              `json:"attempt"`
+	Streamed       bool             `json:"streamed,omitempty"`
+	Held           ledger.Amounts   `json:"held"`
+	Counters       []ledger.Counter `json:"counters,omitempty"`
+	Rates          []ledger.Rate    `json:"rates,omitempty"`
+	PriceRow       string           `json:"price_row,omitempty"` // "" when the model has no price and no money budget applied
+	ReservedAt     time.Time        `json:"reserved_at"`
+	Deadline       time.Time        `json:"deadline"` // after it, the reservation may be expired
+	OnExpiry       OnExpiry         `json:"on_expiry"`
+	PolicyRevision string           `json:"policy_revision"`
+	Flags          []string         `json:"flags,omitempty"` // degraded, shadow, unpriced, …
+}
+
+// OnExpiry says what an expiry charges.
+type OnExpiry string
+
+// The choices of the policy's reservations.expired.
+const (
+	ExpiryCharge  OnExpiry = "charge"  // the estimate, marked unconfirmed
+	ExpiryRelease OnExpiry = "release" // nothing
+)
+
+// Outcome is what the provider used.
+type Outcome struct {
+	ModelServed  string            `json:"model_served"`
+	Usage        ledger.Usage      `json:"usage"`
+	UsageState   ledger.UsageState `json:"usage_state"`
+	Cost         ledger.NanoUSD    `json:"cost_nanousd"`
+	Components   []Component       `json:"components,omitempty"` // sum to Cost
+	PriceRow     string            `json:"price_row,omitempty"`
+	Status       int               `json:"status"` // the provider's HTTP status
+	UpstreamID   string            `json:"upstream_id,omitempty"`
+	Finish       ledger.Reason     `json:"finish"` // OK, CLIENT_GONE, UPSTREAM_CUT, …
+	OnDisconnect string            `json:"on_disconnect,omitempty"`
+	FirstByteMS  int64             `json:"first_byte_ms,omitempty"`
+	DurationMS   int64             `json:"duration_ms,omitempty"`
+}
+
+// Spent is what the outcome takes from every budget: one request, its tokens, its cost.
+func (o Outcome) Spent() ledger.Amounts {
+	return ledger.Amounts{Requests: 1, Tokens: o.Usage.Total(), NanoUSD: o.Cost}
+}
+
+// Component is the cost of one token class.
+type Component struct {
+	Class  ledger.Class   `json:"class"`
+	Tokens ledger.Tokens  `json:"tokens"`
+	Price  ledger.NanoUSD `json:"nanousd_per_million"`
+	Cost   ledger.NanoUSD `json:"nanousd"`
+}
+
+// Release says why nothing was spent.
+type Release struct {
+	Reason ledger.Reason `json:"reason"`
+	Status int           `json:"status,omitempty"` // the provider's HTTP status, when it answered
+}
+
+// Refusals counts refusals of one span of time by what refused them.
+type Refusals struct {
+	From   time.Time      `json:"from"`
+	Until  time.Time      `json:"until"`
+	Counts []RefusalCount `json:"counts"`
+}
+
+// RefusalCount is how often one limit was the final layer hit.
+type RefusalCount struct {
+	Layer    ledger.Tier   `json:"layer"`
+	Reason   ledger.Reason `json:"reason"`
+	Limit    string        `json:"limit"`
+	Subject  string        `json:"subject"`
+	App      string        `json:"app"`
+	Endpoint string        `json:"endpoint"`
+	Count    int64         `json:"count"`
+}
+
+// Policy is the part of a policy that finance needs to read budgets against their limits.
+type Policy struct {
+	Revision string        `json:"revision"`
+	Limits   []PolicyLimit `json:"limits"`
+}
+
+// PolicyLimit is one budget of the policy; its counters are those of Family and Period.
+type PolicyLimit struct {
+	Name      string           `json:"name"`
+	Tier      ledger.Tier      `json:"tier"`
+	Family    string           `json:"family"`
+	Unit      ledger.Unit      `json:"unit"`
+	Period    ledger.Period    `json:"period"`
+	Limit     int64            `json:"limit"` // requests, tokens or nano-dollars
+	Hard      bool             `json:"hard"`
+	Overrides []PolicyOverride `json:"overrides,omitempty"`
+}
+
+// PolicyOverride is another limit for one named subject, until an instant or for good.
+type PolicyOverride struct {
+	Name  string    `json:"name"`
+	Limit int64     `json:"limit"`
+	Until time.Time `json:"until,omitzero"`
+}
+
+// Subject is the NATS subject of the event: ledger.<kind>.<app>.
+func (e *Event) Subject() string { return "ledger." + string(e.Kind) + "." + e.App }
+
+// Encode renders the event as JSON.
+func (e *Event) Encode() ([]byte, error) {
+	data, err := json.Marshal(e)
+	if err != nil {
+		return nil, fmt.Errorf("encode event %s: %w", e.ID, err)
+	}
+	return data, nil
+}
+
+// ErrInvalid is wrapped by Decode for bytes that can never become a valid event, however often they are delivered.
+var ErrInvalid = errors.New("invalid event")
+
+// Decode reads one event and checks that the parts its kind needs are there. Every error wraps ErrInvalid.
+func Decode(data []byte) (*Event, error) {
+	var e Event
+	if err := json.Unmarshal(data, &e); err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrInvalid, err)
+	}
+	if err := e.check(); err != nil {
+		return nil, fmt.Errorf("%w %q: %w", ErrInvalid, e.ID, err)
+	}
+	return &e, nil
+}
+
+func (e *Event) check() error {
+	if e.V != Version {
+		return fmt.Errorf("schema version %d, want %d", e.V, Version)
+	}
+	if _, err := PartitionTime(e.ID); err != nil {
+		return err
+	}
+	switch {
+	case e.App == "" || strings.ContainsAny(e.App, " .*>\t\r\n"):
+		return fmt.Errorf("app %q cannot be part of a subject", e.App)
+	case e.OccurredAt.IsZero():
+		return errors.New("no occurred_at")
+	}
+	switch e.Kind {
+	case KindReserved:
+		return e.checkReservation()
+	case KindUsed:
+		return errors.Join(e.checkReservation(), e.checkOutcome())
+	case KindReleased:
+		if e.Release == nil {
+			return errors.New("released without release")
+		}
+		return e.checkReservation()
+	case KindExpired:
+		return e.checkReservation()
+	case KindRefused:
+		if e.Refusals == nil {
+			return errors.New("refused without refusals")
+		}
+	case KindPolicy:
+		if e.Policy == nil {
+			return errors.New("policy without policy")
+		}
+	case KindAdjusted, KindGranted:
+		return fmt.Errorf("kind %q is not settled by this version", e.Kind)
+	default:
+		return fmt.Errorf("unknown kind %q", e.Kind)
+	}
+	return nil
+}
+
+func (e *Event) checkReservation() error {
+	r := e.Reservation
+	switch {
+	case r == nil:
+		return fmt.Errorf("%s without reservation", e.Kind)
+	case r.Held.Requests < 0 || r.Held.Tokens < 0 || r.Held.NanoUSD < 0:
+		return fmt.Errorf("reservation %s holds a negative amount", r.ID)
+	case r.ReservedAt.IsZero() || r.Deadline.IsZero():
+		return fmt.Errorf("reservation %s has no times", r.ID)
+	case r.OnExpiry != ExpiryCharge && r.OnExpiry != ExpiryRelease:
+		return fmt.Errorf("reservation %s: unknown on_expiry %q", r.ID, r.OnExpiry)
+	}
+	if e.ID != ID(r.ID, e.Kind) {
+		return fmt.Errorf("event %s is not the %s event of reservation %s", e.ID, e.Kind, r.ID)
+	}
+	return nil
+}
+
+func (e *Event) checkOutcome() error {
+	o := e.Outcome
+	if o == nil {
+		return errors.New("used without outcome")
+	}
+	if o.Usage.Negative() || o.Cost < 0 {
+		return errors.New("outcome has a negative amount")
+	}
+	var sum ledger.NanoUSD
+	for _, c := range o.Components {
+		sum += c.Cost
+	}
+	if sum != o.Cost {
+		return fmt.Errorf("components sum to %d, cost is %d", sum, o.Cost)
+	}
+	return nil
+}
+
+// Hash is the SHA-256 of the event's encoded bytes: the same id with another hash is a conflict.
+func Hash(data []byte) [sha256.Size]byte { return sha256.Sum256(data) }

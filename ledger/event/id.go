@@ -1,0 +1,39 @@
+package event
+
+import (
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/google/uuid"
+)
+
+// NewReservationID makes a reservation id: a UUIDv7 whose embedded time is at.
+func NewReservationID(at time.Time) string {
+	id := uuid.Must(uuid.NewRandom())
+	ms := uint64(at.UnixMilli())
+	for i := range 6 {
+		id[i] = byte(ms >> (40 - 8*i))
+	}
+	id[6] = id[6]&0x0f | 0x70
+	return id.String()
+}
+
+// PartitionTime is the instant embedded in the UUIDv7 that a reservation or event id begins with, in UTC. It decides the
+// partition that rows about it live in, so that the same event always meets the same unique index, whenever it is delivered.
+func PartitionTime(id string) (time.Time, error) {
+	text, _, _ := strings.Cut(id, ":")
+	u, err := uuid.Parse(text)
+	if err != nil || u.Version() != 7 || len(text) != 36 {
+		return time.Time{}, fmt.Errorf("id %q does not begin with a UUIDv7", id)
+	}
+	var ms int64
+	for i := range 6 {
+		ms = ms<<8 | int64(u[i])
+	}
+	return time.UnixMilli(ms).UTC(), nil
+}
+
+// ID is the id of an event: the UUIDv7 of what it is about and its kind. A reservation has at most one event of each kind;
+// events about no reservation (refused, policy) take a fresh UUIDv7.
+func ID(uuidv7 string, kind Kind) string { return uuidv7 + ":" + string(kind) }
