@@ -1,0 +1,67 @@
+package lua
+
+import (
+	"strconv"
+	"strings"
+
+	"tollgate/ledger"
+)
+
+// version is the second part of every key: state left by another layout is never read.
+const version = "tg1"
+
+// SharedSlot is the slot of the counters that all apps share.
+const SharedSlot = "shared"
+
+// Every key begins with its slot as hash tag: "{app:checkout}:tg1:…" or "{shared}:tg1:…". App names cannot contain braces.
+
+func tag(app string) string {
+	if app == SharedSlot || app == "" {
+		return "{" + SharedSlot + "}:" + version + ":"
+	}
+	return "{app:" + app + "}:" + version + ":"
+}
+
+// slotOf is the slot of a counter or rate of the tier, met by a request of the app.
+func slotOf(app string, tier ledger.Tier) string {
+	if tier.Shared() {
+		return SharedSlot
+	}
+	return app
+}
+
+func markKey(slot string) string { return tag(slot) + "mark" }
+
+func deadlinesKey(app string) string { return tag(app) + "deadlines" }
+
+func reservationKey(app, id string) string { return tag(app) + "reservation:" + id }
+
+func counterKey(app string, c *ledger.Counter) string {
+	var b strings.Builder
+	slot := tag(slotOf(app, c.Tier))
+	b.Grow(len(slot) + len(c.Subject) + 32)
+	b.WriteString(slot)
+	b.WriteString("budget:")
+	b.WriteString(string(c.Period))
+	b.WriteByte(':')
+	if !c.Start.IsZero() {
+		var digits [20]byte
+		b.Write(strconv.AppendInt(digits[:0], c.Start.Unix(), 10))
+	}
+	b.WriteByte(':')
+	b.WriteString(c.Subject)
+	return b.String()
+}
+
+// rateKeys are the one or two keys that hold the state of a rate. The algorithm is in the name, so a limit that changes its
+// algorithm never meets state of another type.
+func rateKeys(app string, r *ledger.Rate) []string {
+	prefix := tag(slotOf(app, r.Tier))
+	name := ":" + r.Limit + ":" + r.Subject
+	switch r.Algorithm {
+	case ledger.AlgorithmTokenBucket:
+		return []string{prefix + "bucket:" + string(r.Unit) + name}
+	default:
+		return []string{prefix + "log:" + string(r.Unit) + name, prefix + "sum:" + string(r.Unit) + name}
+	}
+}

@@ -1,0 +1,136 @@
+// Package lua is the fast copy of the ledger in Redis: the scripts that judge, settle and rebuild, one typed Go call each,
+// and the keys they touch.
+//
+// Two kinds of state are never mixed. A counter (one hash per subject and window) has used_* and held_* for requests,
+// tokens and nano-dollars, and the version of the Postgres row that used_* came from. A reservation (one record each, with
+// its deadline) says what is held and on which counters; an amount is never held without one. When a reservation ends, a
+// tombstone stays for a minute, so that a reserve that arrives late cannot hold anything for it.
+//
+// A slot (one app, or "shared" for the counters that all apps share) has a mark, written when its counters were last
+// written from Postgres. Without the mark nothing of the slot is believed: Reserve answers StatusRebuild. The mark lives
+// shorter than any counter that has no window end, so a counter that is missing while the mark stands is truly zero.
+//
+// Not guaranteed: a replica that is promoted without the last writes has forgotten them, and until that is noticed the
+// amounts they held can be admitted again. Redis Cluster is refused by Connect: shared counters have no slot there yet.
+package lua
+
+import (
+	"context"
+	"crypto/sha1" //nolint:gosec // Redis names scripts by SHA-1.
+	_ "embed"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// How long state lives. The order matters: a mark must be gone before any counter without a window end can be.
+const (
+	markTTL      = 7 * 24 * time.Hour
+	totalTTL     = 15 * 24 * time.Hour // counters without a window end, from their last change
+	windowGrace  = 24 * time.Hour      // counters with one, after it
+	recordTTL    = 7 * 24 * time.Hour  // a reservation's record; the sweeper ends it long before
+	tombstoneTTL = time.Minute
+)
+
+var (
+	//go:embed reserve.lua
+	reserveSource string
+	//go:embed settle.lua
+	settleSource string
+	//go:embed rebuild.lua
+	rebuildSource string
+)
+
+// ErrReply is wrapped by every call whose script answered something else than its header says: state of a wrong type, or
+// a script of another version.
+var ErrReply = errors.New("unexpected reply")
+
+// Scripts runs the scripts on one Redis. It is safe for concurrent use and owns no goroutine; the client belongs to the
+// caller.
+type Scripts struct {
+	client  redis.UniversalClient
+	reserve script
+	settle  script
+	rebuild script
+}
+
+// New binds the scripts to a client, which should come from Connect: its timeouts are then those of a limiter.
+func New(client redis.UniversalClient) *Scripts {
+	return &Scripts{
+		client:  client,
+		reserve: newScript(reserveSource),
+		settle:  newScript(settleSource),
+		rebuild: newScript(rebuildSource),
+	}
+}
+
+// Options are the limits on how long a caller may wait for Redis.
+type Options struct {
+	Timeout  time.Duration // dial, read and write, each; 0 means 50 ms
+	PoolSize int           // connections; 0 means 32
+}
+
+// Connect connects lazily to a URL of the form redis://, rediss:// or unix://. It errors on a URL it cannot read; a Redis that
+// is away is met by the first call. The client obeys contexts and never repeats a command by itself.
+func Connect(url string, o Options) (*redis.Client, error) {
+	opts, err := redis.ParseURL(url)
+	if err != nil {
+		return nil, fmt.Errorf("REDIS_URL: %w", err)
+	}
+	if o.Timeout == 0 {
+		o.Timeout = 50 * time.Millisecond
+	}
+	if o.PoolSize == 0 {
+		o.PoolSize = 32
+	}
+	opts.DialTimeout, opts.ReadTimeout, opts.WriteTimeout = o.Timeout, o.Timeout, o.Timeout
+	opts.PoolTimeout = o.Timeout
+	opts.PoolSize = o.PoolSize
+	opts.ContextTimeoutEnabled = true
+	opts.MaxRetries = -1
+	return redis.NewClient(opts), nil
+}
+
+type script struct{ source, hash string }
+
+func newScript(source string) script {
+	sum := sha1.Sum([]byte(source)) //nolint:gosec // as above
+	return script{source, hex.EncodeToString(sum[:])}
+}
+
+// once is a command that the client must not repeat by itself: after a timeout nobody knows whether the script ran, and
+// only the caller, who has the reservation's id, may ask again.
+type once struct{ *redis.Cmd }
+
+// NoRetry is asked by go-redis before it repeats a command.
+func (once) NoRetry() bool { return true }
+
+// run sends the script by hash, and by source when Redis does not have it (restart, failover, SCRIPT FLUSH): a NOSCRIPT
+// answer means that nothing ran. args must begin with three free places.
+func (s *Scripts) run(ctx context.Context, sc script, keys int, args []any) ([]any, error) {
+	args[0], args[1], args[2] = "evalsha", sc.hash, keys
+	reply, err := s.send(ctx, args)
+	if redis.HasErrorPrefix(err, "NOSCRIPT") {
+		args[0], args[1] = "eval", sc.source
+		reply, err = s.send(ctx, args)
+	}
+	return reply, err
+}
+
+func (s *Scripts) send(ctx context.Context, args []any) ([]any, error) {
+	cmd := once{redis.NewCmd(ctx, args...)}
+	if err := s.client.Process(ctx, cmd); err != nil {
+		return nil, err
+	}
+	return cmd.Slice()
+}
+
+// Unknown reports whether after err nobody can say if the script ran: the answer did not arrive. A reserve may then be asked
+// again with the same id, never with a fresh one.
+func Unknown(err error) bool {
+	var answered redis.Error
+	return err != nil && !errors.As(err, &answered)
+}

@@ -1,0 +1,232 @@
+package lua
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"tollgate/ledger"
+)
+
+// rebuildChunk bounds one call of rebuild.lua.
+const rebuildChunk = 500
+
+// Mark reads the generation that a slot (an app, or SharedSlot) was last rebuilt for; ok is false when there is no mark.
+func (s *Scripts) Mark(ctx context.Context, slot string) (generation string, ok bool, err error) {
+	text, err := s.client.Get(ctx, markKey(slot)).Result()
+	if errors.Is(err, redis.Nil) {
+		return "", false, nil
+	}
+	if err != nil {
+		return "", false, fmt.Errorf("read mark of %s: %w", slot, err)
+	}
+	generation, _, _ = strings.Cut(text, " ")
+	return generation, true, nil
+}
+
+// RebuildCall is everything Postgres knows of one slot that still matters.
+type RebuildCall struct {
+	Slot       string // an app, or SharedSlot
+	Generation string
+	Counters   []CounterState
+	// Open reservations that hold something on the slot's counters. For an app they are its own and are written as records;
+	// for SharedSlot they are those of all apps and only add up to what the shared counters hold.
+	Open []Open
+	// Active says that the slot was used recently, so that rates shorter than their window's history start as if just used
+	// up. A new app starts with full rates.
+	Active bool
+}
+
+// Rebuild replaces the slot's counters and reservations by what the call says and writes the mark last; until then every
+// Reserve that needs the slot answers StatusRebuild. The caller must keep settlements of the slot away meanwhile.
+func (s *Scripts) Rebuild(ctx context.Context, c RebuildCall) error {
+	if err := s.rebuildSlot(ctx, c); err != nil {
+		return fmt.Errorf("rebuild %s: %w", c.Slot, err)
+	}
+	return nil
+}
+
+func (s *Scripts) rebuildSlot(ctx context.Context, c RebuildCall) error {
+	if err := s.client.Del(ctx, markKey(c.Slot)).Err(); err != nil {
+		return err
+	}
+	if err := s.forgetReservations(ctx, c.Slot); err != nil {
+		return err
+	}
+	states := withHeld(c)
+	var records []Open
+	if c.Slot != SharedSlot {
+		records = c.Open
+	}
+	for len(states) > 0 || len(records) > 0 {
+		n, m := min(rebuildChunk, len(states)), min(rebuildChunk, len(records))
+		if err := s.rebuildChunk(ctx, c.Slot, states[:n], records[:m]); err != nil {
+			return err
+		}
+		states, records = states[n:], records[m:]
+	}
+	lost := int64(0)
+	now, err := s.client.Time(ctx).Result()
+	if err != nil {
+		return err
+	}
+	if c.Active {
+		lost = now.UnixMicro()
+	}
+	return s.client.Set(ctx, markKey(c.Slot), c.Generation+" "+strconv.FormatInt(lost, 10), markTTL).Err()
+}
+
+// forgetReservations removes the records that Redis still has: what they held is about to be written absolutely.
+func (s *Scripts) forgetReservations(ctx context.Context, slot string) error {
+	ids, err := s.client.ZRange(ctx, deadlinesKey(slot), 0, -1).Result()
+	if err != nil {
+		return err
+	}
+	for len(ids) > 0 {
+		n := min(rebuildChunk, len(ids))
+		keys := make([]string, n)
+		for i, id := range ids[:n] {
+			keys[i] = reservationKey(slot, id)
+		}
+		if err := s.client.Del(ctx, keys...).Err(); err != nil {
+			return err
+		}
+		ids = ids[n:]
+	}
+	return s.client.Del(ctx, deadlinesKey(slot)).Err()
+}
+
+type heldState struct {
+	CounterState
+	held ledger.Amounts
+}
+
+// withHeld lists the slot's counters with the sum of what open reservations hold on each; a counter that only holds has no
+// row yet and counts as unused.
+func withHeld(c RebuildCall) []heldState {
+	app := c.Slot
+	index := make(map[string]int, len(c.Counters))
+	states := make([]heldState, 0, len(c.Counters))
+	for _, state := range c.Counters {
+		index[counterKey(app, &state.Counter)] = len(states)
+		states = append(states, heldState{CounterState: state})
+	}
+	for _, open := range c.Open {
+		for _, counter := range open.Counters {
+			if counter.Tier.Shared() != (c.Slot == SharedSlot) {
+				continue
+			}
+			key := counterKey(app, &counter)
+			place, ok := index[key]
+			if !ok {
+				place = len(states)
+				index[key] = place
+				states = append(states, heldState{CounterState: CounterState{Counter: counter}})
+			}
+			states[place].held = states[place].held.Add(open.Held)
+		}
+	}
+	return states
+}
+
+func (s *Scripts) rebuildChunk(ctx context.Context, slot string, states []heldState, records []Open) error {
+	args := make([]any, 3, 8+len(states)*9+len(records)*4)
+	args = append(args, deadlinesKey(slot))
+	for i := range states {
+		args = append(args, counterKey(slot, &states[i].Counter))
+	}
+	for i := range records {
+		args = append(args, reservationKey(slot, records[i].ReservationID))
+	}
+	keys := len(args) - 3
+	args = append(args, len(states), len(records), recordTTL.Milliseconds())
+	for i := range states {
+		st := &states[i]
+		args = append(args, st.Version, st.Used.Requests, int64(st.Used.Tokens), int64(st.Used.NanoUSD),
+			st.held.Requests, int64(st.held.Tokens), int64(st.held.NanoUSD), counterTTL(st.Counter.Window).Milliseconds())
+	}
+	for i := range records {
+		r := &records[i]
+		args = append(args, r.ReservationID, r.Deadline.UnixMilli(), record(slot, r))
+	}
+	_, err := s.run(ctx, s.rebuild, keys, args)
+	return err
+}
+
+// record is the text that reserve.lua writes for the reservation.
+func record(app string, o *Open) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%d %d %d %d", o.Held.Requests, o.Held.Tokens, o.Held.NanoUSD, o.Deadline.UnixMilli())
+	for i := range o.Counters {
+		b.WriteByte('\n')
+		b.WriteString(counterKey(app, &o.Counters[i]))
+	}
+	return b.String()
+}
+
+// Overdue is a reservation in Redis whose deadline has passed.
+type Overdue struct {
+	ReservationID string
+	Deadline      time.Time
+	counterKeys   []string
+}
+
+// Overdue lists up to limit reservations of the app whose deadline lies before the instant.
+func (s *Scripts) Overdue(ctx context.Context, app string, before time.Time, limit int64) ([]Overdue, error) {
+	found, err := s.client.ZRangeByScoreWithScores(ctx, deadlinesKey(app), &redis.ZRangeBy{
+		Min: "-inf", Max: "(" + strconv.FormatInt(before.UnixMilli(), 10), Count: limit,
+	}).Result()
+	if err != nil || len(found) == 0 {
+		return nil, wrapOverdue(app, err)
+	}
+	keys := make([]string, len(found))
+	for i, z := range found {
+		keys[i] = reservationKey(app, z.Member.(string))
+	}
+	records, err := s.client.MGet(ctx, keys...).Result()
+	if err != nil {
+		return nil, wrapOverdue(app, err)
+	}
+	overdue := make([]Overdue, len(found))
+	for i, z := range found {
+		overdue[i] = Overdue{ReservationID: z.Member.(string), Deadline: time.UnixMilli(int64(z.Score)).UTC()}
+		if text, ok := records[i].(string); ok && text != "ended" {
+			overdue[i].counterKeys = strings.Split(text, "\n")[1:]
+		}
+	}
+	return overdue, nil
+}
+
+func wrapOverdue(app string, err error) error {
+	if err != nil {
+		return fmt.Errorf("list overdue reservations of %s: %w", app, err)
+	}
+	return nil
+}
+
+// EndOverdue gives back what a reservation holds that the ledger does not know, or knows as ended. Its counters are those
+// its record names. Idempotent.
+func (s *Scripts) EndOverdue(ctx context.Context, app string, o Overdue) error {
+	c := newSettleCall(app)
+	c.endingKeys = []string{reservationKey(app, o.ReservationID)}
+	c.endingArgs = []any{o.ReservationID, len(o.counterKeys)}
+	for i, key := range o.counterKeys {
+		c.counterKeys = append(c.counterKeys, key)
+		ttl, err := s.client.PTTL(ctx, key).Result()
+		if err != nil {
+			return fmt.Errorf("end overdue %s: %w", o.ReservationID, err)
+		}
+		c.counterArgs = append(c.counterArgs, 0, 0, 0, 0, max(ttl, windowGrace).Milliseconds())
+		c.endingArgs = append(c.endingArgs, i+1)
+	}
+	keys, args := c.build()
+	if _, err := s.run(ctx, s.settle, keys, args); err != nil {
+		return fmt.Errorf("end overdue %s: %w", o.ReservationID, err)
+	}
+	return nil
+}

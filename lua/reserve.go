@@ -1,0 +1,213 @@
+package lua
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"time"
+
+	"tollgate/ledger"
+)
+
+// ReserveCall is one request with every limit it must pass.
+type ReserveCall struct {
+	ID         string // reservation id
+	App        string
+	Generation string        // that both marks must name
+	TTL        time.Duration // until the reservation's deadline
+	Need       ledger.Amounts
+	Counters   []ledger.Counter // each once, however many budgets look at it
+	Budgets    []Budget
+	Rates      []Rate
+}
+
+// Budget limits one unit of one counter.
+type Budget struct {
+	Counter int // index into ReserveCall.Counters
+	Unit    ledger.Unit
+	Limit   int64 // in unit; nano-dollars for usd
+}
+
+// Rate limits a speed. Amounts are in the rate's unit.
+type Rate struct {
+	ledger.Rate
+	Amount int64 // a window
+	Window time.Duration
+	Burst  int64 // capacity of a token bucket; unused by a log
+}
+
+// Status is the outcome of Reserve.
+type Status int64
+
+// The outcomes. Only StatusAllowed and StatusHeld hold anything.
+const (
+	StatusRefused     Status = 0 // some limit has no room; nothing was written
+	StatusAllowed     Status = 1
+	StatusRebuild     Status = 2 // the counters cannot be believed until the settler has rebuilt them
+	StatusStaleWindow Status = 3 // a window is over or has not begun by Redis's clock: compute it anew
+	StatusEnded       Status = 4 // the reservation was ended before; it can never be held again
+	StatusHeld        Status = 5 // the same call was made before and holds; no figures
+)
+
+// Decision is the answer of Reserve. The figures are those the decision was made on, before this request.
+type Decision struct {
+	Status  Status
+	Now     time.Time // Redis's clock, UTC
+	Budgets []BudgetState
+	Rates   []RateState
+}
+
+// BudgetState is what one budget's counter showed.
+type BudgetState struct {
+	Fits       bool
+	Used, Held int64
+}
+
+// RateState is what one rate showed, in its unit.
+type RateState struct {
+	Fits  bool
+	Used  int64
+	Wait  time.Duration // until the same request would fit
+	Reset time.Duration // until the rate is idle again, were nothing more to come
+}
+
+var unitIndex = map[ledger.Unit]int{ledger.UnitRequests: 1, ledger.UnitTokens: 2, ledger.UnitUSD: 3}
+
+// Reserve judges the request and holds its amounts everywhere or nowhere. It is idempotent by ID. An error for which Unknown
+// is true leaves open whether it ran. Values must be below 2^53 for rates; budgets are exact over the whole of int64.
+func (s *Scripts) Reserve(ctx context.Context, c *ReserveCall) (Decision, error) {
+	keys := 4 + len(c.Counters)
+	args := make([]any, 3, 24+len(c.Counters)*4+len(c.Budgets)*3+len(c.Rates)*9)
+	args = append(args, markKey(c.App), markKey(SharedSlot), reservationKey(c.App, c.ID), deadlinesKey(c.App))
+	for i := range c.Counters {
+		args = append(args, counterKey(c.App, &c.Counters[i]))
+	}
+	firstKey := make([]int, len(c.Rates))
+	for i := range c.Rates {
+		names := rateKeys(c.App, &c.Rates[i].Rate)
+		firstKey[i] = keys - 4 - len(c.Counters) + 1
+		keys += len(names)
+		for _, name := range names {
+			args = append(args, name)
+		}
+	}
+	args = append(args, c.ID, c.Generation, c.TTL.Milliseconds(), (c.TTL + recordTTL).Milliseconds(),
+		c.Need.Requests, int64(c.Need.Tokens), int64(c.Need.NanoUSD), len(c.Counters), len(c.Budgets), len(c.Rates))
+	for i := range c.Counters {
+		args = appendWindow(args, c.Counters[i].Window)
+	}
+	for _, b := range c.Budgets {
+		args = append(args, b.Counter+1, unitIndex[b.Unit], b.Limit)
+	}
+	for i := range c.Rates {
+		args = appendRate(args, &c.Rates[i], firstKey[i])
+	}
+	reply, err := s.run(ctx, s.reserve, keys, args)
+	if err != nil {
+		return Decision{}, fmt.Errorf("reserve %s: %w", c.ID, err)
+	}
+	d, err := decodeDecision(reply, len(c.Budgets), len(c.Rates))
+	if err != nil {
+		return Decision{}, fmt.Errorf("reserve %s: %w", c.ID, err)
+	}
+	return d, nil
+}
+
+func appendWindow(args []any, w ledger.Window) []any {
+	if w.End.IsZero() {
+		return append(args, 0, 0, totalTTL.Milliseconds())
+	}
+	return append(args, w.Start.UnixMilli(), w.End.UnixMilli(), windowGrace.Milliseconds())
+}
+
+func appendRate(args []any, r *Rate, firstKey int) []any {
+	shared := 0
+	if r.Tier.Shared() {
+		shared = 1
+	}
+	if r.Algorithm == ledger.AlgorithmTokenBucket {
+		perUnit, drain := bucketScale(r.Amount, r.Window, r.Burst)
+		return append(args, 1, firstKey, unitIndex[r.Unit], shared, perUnit, drain, r.Burst)
+	}
+	return append(args, 2, firstKey, unitIndex[r.Unit], shared, r.Amount, r.Window.Microseconds(), 0)
+}
+
+// bucketScale gives a bucket's arithmetic in whole ticks: one unit is perUnit ticks, one microsecond drains drain ticks, so
+// amount units drain in exactly one window. Where ticks of a full bucket would pass 2^52 they are made coarser, the unit
+// rounded up and the drain down: such a bucket refills slightly too slowly, never too fast.
+func bucketScale(amount int64, window time.Duration, burst int64) (perUnit, drain int64) {
+	perUnit, drain = window.Microseconds(), amount
+	if d := gcd(perUnit, drain); d > 1 {
+		perUnit, drain = perUnit/d, drain/d
+	}
+	const most = int64(1) << 52
+	for perUnit > most/(burst+1) && drain > 1 {
+		perUnit, drain = (perUnit+1)/2, drain/2
+	}
+	return perUnit, drain
+}
+
+func gcd(a, b int64) int64 {
+	for b != 0 {
+		a, b = b, a%b
+	}
+	return a
+}
+
+func decodeDecision(reply []any, budgets, rates int) (Decision, error) {
+	if len(reply) < 2 {
+		return Decision{}, fmt.Errorf("%w: %d elements", ErrReply, len(reply))
+	}
+	r := replyReader{reply: reply}
+	d := Decision{Status: Status(r.integer()), Now: time.UnixMicro(r.integer()).UTC()}
+	if d.Status == StatusAllowed || d.Status == StatusRefused {
+		if want := 2 + 3*budgets + 4*rates; len(reply) != want {
+			return Decision{}, fmt.Errorf("%w: %d elements, want %d", ErrReply, len(reply), want)
+		}
+		d.Budgets = make([]BudgetState, budgets)
+		for i := range d.Budgets {
+			d.Budgets[i] = BudgetState{r.integer() == 1, r.integer(), r.integer()}
+		}
+		d.Rates = make([]RateState, rates)
+		for i := range d.Rates {
+			d.Rates[i] = RateState{r.integer() == 1, r.integer(), r.microseconds(), r.microseconds()}
+		}
+	} else if len(reply) != 2 || d.Status < 0 || d.Status > StatusHeld {
+		return Decision{}, fmt.Errorf("%w: status %d with %d elements", ErrReply, d.Status, len(reply))
+	}
+	return d, r.err
+}
+
+// replyReader reads a flat reply of integers and decimal strings; the first element of a wrong type is kept as err.
+type replyReader struct {
+	reply []any
+	err   error
+}
+
+func (r *replyReader) integer() int64 {
+	if len(r.reply) == 0 {
+		r.err = fmt.Errorf("%w: too short", ErrReply)
+		return 0
+	}
+	value := r.reply[0]
+	r.reply = r.reply[1:]
+	switch v := value.(type) {
+	case int64:
+		return v
+	case string:
+		n, err := strconv.ParseInt(v, 10, 64)
+		if err != nil && r.err == nil {
+			r.err = fmt.Errorf("%w: %q is no integer", ErrReply, v)
+		}
+		return n
+	default:
+		if r.err == nil {
+			r.err = fmt.Errorf("%w: %T is no integer", ErrReply, v)
+		}
+		return 0
+	}
+}
+
+func (r *replyReader) microseconds() time.Duration {
+	return time.Duration(r.integer()) * time.Microsecond
+}
