@@ -1,0 +1,224 @@
+package provider
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+
+	"github.com/tidwall/gjson"
+
+	"tollgate/ledger"
+)
+
+// Answer is what metering learned from one answer.
+type Answer struct {
+	Reading
+	Model      string // the model that served it, "" when not said
+	UpstreamID string
+	Events     int64 // events of a stream that carried data: about the tokens of its text
+	FirstByte  bool  // something reached the caller
+	Finish     ledger.Reason
+}
+
+// ErrUpstreamCut is wrapped by errors for an answer that broke off.
+var ErrUpstreamCut = errors.New("the provider's answer broke off")
+
+// maxAnswer bounds a plain answer that is read whole before it is passed on.
+const maxAnswer = 256 << 20
+
+// ReadAnswer reads a plain answer whole and meters it. An error wraps ErrUpstreamCut; nothing has reached the caller then.
+func ReadAnswer(response *http.Response) ([]byte, Answer, error) {
+	var buffer bytes.Buffer
+	if n := response.ContentLength; n > 0 && n < maxAnswer {
+		buffer.Grow(int(n) + bytes.MinRead)
+	}
+	n, err := io.Copy(&buffer, io.LimitReader(response.Body, maxAnswer+1))
+	if err != nil {
+		return nil, Answer{Finish: ledger.ReasonUpstreamCut}, fmt.Errorf("%w: %w", ErrUpstreamCut, err)
+	}
+	if n > maxAnswer {
+		return nil, Answer{Finish: ledger.ReasonUpstreamCut}, fmt.Errorf("%w: it is larger than %d bytes", ErrUpstreamCut, maxAnswer)
+	}
+	body := buffer.Bytes()
+	answer := Answer{Finish: ledger.ReasonOK}
+	if gjson.ValidBytes(body) {
+		found := gjson.GetManyBytes(body, "usage", "model", "id")
+		answer.Reading = readOpenAIUsage(found[0])
+		answer.Model, answer.UpstreamID = found[1].Str, found[2].Str
+	}
+	return body, answer, nil
+}
+
+// Sink is where a stream goes: the caller's connection.
+type Sink interface {
+	io.Writer
+	Flush()
+}
+
+// maxEvent bounds how much of an unfinished event is held back; a longer one is passed on in pieces, unmetered.
+const maxEvent = 4 << 20
+
+// stream relays server-sent events.
+type stream struct {
+	sink     Sink
+	withhold bool
+	answer   Answer
+	done     bool // [DONE], a finish reason or an error event was seen
+	gone     bool // the caller does not take any more
+}
+
+// RelayStream passes server-sent events on as they arrive and meters them. withhold keeps the usage chunk back, which the
+// caller did not ask for. When the caller leaves and drain is set, the rest is read for its usage alone. The error wraps
+// ErrUpstreamCut when the provider broke off; the caller must then see its connection aborted.
+func RelayStream(sink Sink, body io.Reader, withhold, drain bool) (Answer, error) {
+	s := &stream{sink: sink, withhold: withhold}
+	buffer := make([]byte, 0, 16<<10)
+	for {
+		if len(buffer) == cap(buffer) {
+			buffer = append(buffer, make([]byte, len(buffer))...)[:len(buffer)]
+		}
+		n, err := body.Read(buffer[len(buffer):cap(buffer)])
+		buffer = buffer[:len(buffer)+n]
+		used := s.take(buffer, err != nil)
+		buffer = buffer[:copy(buffer, buffer[used:])]
+		if s.gone && !drain {
+			s.answer.Finish = ledger.ReasonClientGone
+			return s.answer, nil
+		}
+		if err != nil {
+			return s.end(err)
+		}
+	}
+}
+
+func (s *stream) end(err error) (Answer, error) {
+	switch {
+	case s.gone:
+		s.answer.Finish = ledger.ReasonClientGone
+		return s.answer, nil
+	case !errors.Is(err, io.EOF):
+		s.answer.Finish = ledger.ReasonUpstreamCut
+		return s.answer, fmt.Errorf("%w: %w", ErrUpstreamCut, err)
+	case !s.done:
+		s.answer.Finish = ledger.ReasonUpstreamCut
+		return s.answer, fmt.Errorf("%w: it ended without a finish reason", ErrUpstreamCut)
+	default:
+		s.answer.Finish = ledger.ReasonOK
+		return s.answer, nil
+	}
+}
+
+// take passes on every whole event of buffer, and the rest too when last is set, and returns how many bytes it has done
+// with. Events that follow each other go out in one write.
+func (s *stream) take(buffer []byte, last bool) int {
+	var from, at int // [from, at) is to be written
+	for at < len(buffer) {
+		size := eventSize(buffer[at:])
+		if size == 0 {
+			if !last && len(buffer)-at < maxEvent {
+				break
+			}
+			size = len(buffer) - at
+		}
+		if s.meter(buffer[at:at+size]) && s.withhold {
+			s.write(buffer[from:at])
+			from = at + size
+		}
+		at += size
+	}
+	if s.write(buffer[from:at]) {
+		s.sink.Flush()
+	}
+	return at
+}
+
+func (s *stream) write(data []byte) bool {
+	if len(data) == 0 || s.gone {
+		return false
+	}
+	if _, err := s.sink.Write(data); err != nil {
+		s.gone = true
+		return false
+	}
+	s.answer.FirstByte = true
+	return true
+}
+
+// eventSize is the length of the first event with the blank line that ends it, 0 when it is not whole yet.
+func eventSize(data []byte) int {
+	at := 0
+	for {
+		i := bytes.IndexByte(data[at:], '\n')
+		if i < 0 {
+			return 0
+		}
+		line := data[at : at+i]
+		at += i + 1
+		if len(line) == 0 || len(line) == 1 && line[0] == '\r' {
+			return at
+		}
+	}
+}
+
+var (
+	dataField    = []byte("data:")
+	usageField   = []byte(`"usage"`)
+	finishField  = []byte(`"finish_reason"`)
+	errorField   = []byte(`"error"`)
+	doneSentinel = []byte("[DONE]")
+)
+
+// meter reads one event and reports whether it is the usage chunk, which has no choices.
+func (s *stream) meter(event []byte) bool {
+	data, ok := eventData(event)
+	if !ok {
+		return false
+	}
+	if bytes.Equal(data, doneSentinel) {
+		s.done = true
+		return false
+	}
+	s.answer.Events++
+	if s.answer.Events == 1 {
+		found := gjson.GetManyBytes(data, "model", "id")
+		s.answer.Model, s.answer.UpstreamID = found[0].Str, found[1].Str
+	}
+	if bytes.Contains(data, errorField) && gjson.GetBytes(data, "error").IsObject() {
+		s.done = true
+	}
+	if bytes.Contains(data, finishField) && gjson.GetBytes(data, "choices.0.finish_reason").Type == gjson.String {
+		s.done = true
+	}
+	if !bytes.Contains(data, usageField) {
+		return false
+	}
+	found := gjson.GetManyBytes(data, "usage", "choices.#")
+	reading := readOpenAIUsage(found[0])
+	if reading.State == "" {
+		return false
+	}
+	s.answer.Reading = reading
+	isChunk := found[1].Exists() && found[1].Int() == 0
+	if isChunk {
+		s.answer.Events--
+	}
+	return isChunk
+}
+
+// eventData is the data of an event whose data is one line, as every provider here sends it.
+func eventData(event []byte) ([]byte, bool) {
+	for len(event) > 0 {
+		line := event
+		if i := bytes.IndexByte(event, '\n'); i >= 0 {
+			line, event = event[:i], event[i+1:]
+		} else {
+			event = nil
+		}
+		if data, ok := bytes.CutPrefix(line, dataField); ok {
+			return bytes.TrimSpace(data), true
+		}
+	}
+	return nil, false
+}

@@ -1,0 +1,152 @@
+package provider
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/http/httptrace"
+	"net/textproto"
+	"strings"
+	"sync/atomic"
+	"time"
+)
+
+// Upstream is one provider's HTTP end. It is safe for concurrent use.
+type Upstream struct {
+	Name    string
+	BaseURL string // with /v1, without a slash at the end
+	Key     string // secret
+	client  *http.Client
+}
+
+// Timeouts bound the phases of one upstream call; none bounds a stream that keeps moving.
+type Timeouts struct {
+	Dial   time.Duration
+	Header time.Duration // from the request's last byte to the answer's first
+}
+
+// NewTransport makes the connection pool that upstreams share. It never asks for compression: what cannot be read cannot be
+// metered.
+func NewTransport(t Timeouts) *http.Transport {
+	return &http.Transport{
+		Proxy:                 http.ProxyFromEnvironment,
+		DialContext:           (&net.Dialer{Timeout: t.Dial, KeepAlive: 30 * time.Second}).DialContext,
+		TLSHandshakeTimeout:   t.Dial,
+		ResponseHeaderTimeout: t.Header,
+		ForceAttemptHTTP2:     true,
+		MaxIdleConns:          2048,
+		MaxIdleConnsPerHost:   1024,
+		IdleConnTimeout:       90 * time.Second,
+		DisableCompression:    true,
+		WriteBufferSize:       16 << 10,
+		ReadBufferSize:        16 << 10,
+	}
+}
+
+// NewUpstream binds a provider to the pool.
+func NewUpstream(name, baseURL, key string, transport http.RoundTripper) *Upstream {
+	noRedirect := func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
+	return &Upstream{name, baseURL, key, &http.Client{Transport: transport, CheckRedirect: noRedirect}}
+}
+
+// SendError is a call that brought no answer.
+type SendError struct {
+	Err error
+	// Sent says that the provider may have received the request, so what it spent is unknown.
+	Sent bool
+}
+
+func (e *SendError) Error() string { return e.Err.Error() }
+
+// Unwrap gives the transport's error.
+func (e *SendError) Unwrap() error { return e.Err }
+
+// Timeout reports whether the provider did not answer in time.
+func (e *SendError) Timeout() bool {
+	var t interface{ Timeout() bool }
+	return errors.As(e.Err, &t) && t.Timeout()
+}
+
+// Send posts the body to the path below the provider's base URL and returns its answer, whatever its status; the caller
+// closes the body. Every error is a *SendError.
+func (u *Upstream) Send(ctx context.Context, path string, header http.Header, body []byte) (*http.Response, error) {
+	var wrote atomic.Bool
+	ctx = httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{
+		WroteHeaders: func() { wrote.Store(true) },
+	})
+	url := u.BaseURL + strings.TrimPrefix(path, "/v1")
+	request, err := http.NewRequestWithContext(ctx, http.MethodPost, url, bytes.NewReader(body))
+	if err != nil {
+		return nil, &SendError{Err: fmt.Errorf("provider %s: %w", u.Name, err)}
+	}
+	request.Header = header
+	request.Header.Set("Authorization", "Bearer "+u.Key)
+	response, err := u.client.Do(request)
+	if err != nil {
+		return nil, &SendError{Err: fmt.Errorf("provider %s: %w", u.Name, err), Sent: wrote.Load()}
+	}
+	return response, nil
+}
+
+// Headers that never cross the gateway: hop-by-hop ones, credentials, and what would let a caller move its spend to another
+// account of the provider.
+var notForwarded = map[string]bool{
+	"Connection": true, "Keep-Alive": true, "Proxy-Authenticate": true, "Proxy-Authorization": true, "Proxy-Connection": true,
+	"Te": true, "Trailer": true, "Transfer-Encoding": true, "Upgrade": true,
+	"Authorization": true, "X-Api-Key": true, "Api-Key": true, "Cookie": true, "Host": true, "Content-Length": true,
+	"Accept-Encoding": true, "Expect": true,
+	"Openai-Organization": true, "Openai-Project": true,
+}
+
+var notReturned = map[string]bool{
+	"Connection": true, "Keep-Alive": true, "Proxy-Authenticate": true, "Proxy-Connection": true, "Te": true, "Trailer": true,
+	"Transfer-Encoding": true, "Upgrade": true, "Content-Length": true, "Set-Cookie": true,
+	"Openai-Organization": true, "Openai-Project": true,
+}
+
+// ForwardHeader is the header to send upstream for a caller's request.
+func ForwardHeader(from http.Header) http.Header {
+	to := make(http.Header, len(from)+2)
+	named := connectionNamed(from)
+	for name, values := range from {
+		if notForwarded[name] || named[name] || strings.HasPrefix(name, "X-Tollgate-") || strings.HasPrefix(name, "X-Forwarded-") {
+			continue
+		}
+		// net/http takes an idempotency key as leave to send a POST again by itself. Sent in lower case it reaches the
+		// provider and stays unseen by the transport.
+		if name == "Idempotency-Key" || name == "X-Idempotency-Key" {
+			name = strings.ToLower(name)
+		}
+		to[name] = values
+	}
+	to["Accept-Encoding"] = []string{"identity"}
+	return to
+}
+
+// ReturnHeader copies a provider's header to the caller's answer. The provider's own rate limits stay here: they are the
+// gateway's, not the caller's.
+func ReturnHeader(to, from http.Header) {
+	named := connectionNamed(from)
+	for name, values := range from {
+		if notReturned[name] || named[name] || strings.HasPrefix(name, "X-Ratelimit-") {
+			continue
+		}
+		to[name] = values
+	}
+}
+
+func connectionNamed(h http.Header) map[string]bool {
+	var named map[string]bool
+	for _, line := range h["Connection"] {
+		for name := range strings.SplitSeq(line, ",") {
+			if named == nil {
+				named = map[string]bool{}
+			}
+			named[textproto.CanonicalMIMEHeaderKey(strings.TrimSpace(name))] = true
+		}
+	}
+	return named
+}
