@@ -123,9 +123,13 @@ func (im *importer) model(provider string, m genaiModel) error {
 	if err != nil {
 		return err
 	}
+	match := m.Match.rule()
+	if len(conditional) == 0 || match.IsZero() {
+		return errors.New("it has no prices, or no rule that we know matches it")
+	}
 	var rows []Row
 	for i, c := range conditional {
-		row := Row{Provider: provider, Model: m.ID, Match: m.Match.rule(), Source: im.sheet.Source.String()}
+		row := Row{Provider: provider, Model: m.ID, Match: match, Source: im.sheet.Source.String()}
 		if err := im.fill(&row, c.Prices); err != nil {
 			return err
 		}
