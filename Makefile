@@ -32,9 +32,10 @@ build: ## the static binary, in bin/
 # The folder is private; the files in it are readable, because each container reads them as a user of its own.
 secrets: ## make the secrets that docker-compose.yml reads, in .secrets/; existing ones stay
 	@umask 077 && mkdir -p .secrets && cd .secrets && \
-	for name in postgres_password admin_token grafana_password grafana_db_password; do \
+	for name in postgres_password service_password admin_token grafana_password grafana_db_password; do \
 		test -s $$name || head -c 24 /dev/urandom | od -An -v -tx1 | tr -d ' \n' >$$name; \
 	done && \
-	{ test -s database_url || printf 'postgres://tollgate:%s@postgres:5432/tollgate?sslmode=disable' \
-		"$$(cat postgres_password)" >database_url; } && \
+	url() { printf 'postgres://%s:%s@postgres:5432/tollgate?sslmode=disable' "$$1" "$$(cat $$2)"; } && \
+	url tollgate postgres_password >database_owner_url && \
+	url tollgate_service service_password >database_url && \
 	touch openai_api_key && chmod 644 *
