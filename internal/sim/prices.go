@@ -1,0 +1,95 @@
+package sim
+
+import (
+	"fmt"
+	"math/big"
+)
+
+// priceList is what the simulator charges: dollars per million tokens, as published by the provider and collected in
+// github.com/pydantic/genai-prices (prices/new_data/v2, MIT), state of 2026-08-21. An empty cached price means that cached input
+// costs as much as other input; an empty output price, that the model makes none.
+var priceList = []struct {
+	alias, name            string // what callers ask for, what answers and books say
+	created                int64
+	does                   endpoint
+	input, cached, output_ string
+}{
+	{"gpt-4o", "gpt-4o-2024-08-06", 1722814719, endpointChat, "2.5", "1.25", "10"},
+	{"gpt-4o-mini", "gpt-4o-mini-2024-07-18", 1721172717, endpointChat, "0.15", "0.075", "0.6"},
+	{"gpt-4.1", "gpt-4.1-2025-04-14", 1744315746, endpointChat, "2", "0.5", "8"},
+	{"gpt-4.1-mini", "gpt-4.1-mini-2025-04-14", 1744317547, endpointChat, "0.4", "0.1", "1.6"},
+	{"gpt-4.1-nano", "gpt-4.1-nano-2025-04-14", 1744321025, endpointChat, "0.1", "0.025", "0.4"},
+	{"gpt-5", "gpt-5-2025-08-07", 1754075360, endpointChat, "1.25", "0.125", "10"},
+	{"gpt-5-mini", "gpt-5-mini-2025-08-07", 1754425867, endpointChat, "0.25", "0.025", "2"},
+	{"gpt-5-nano", "gpt-5-nano-2025-08-07", 1754426303, endpointChat, "0.05", "0.005", "0.4"},
+	{"o1", "o1-2024-12-17", 1734326976, endpointChat, "15", "7.5", "60"},
+	{"o3", "o3-2025-04-16", 1744133301, endpointChat, "2", "0.5", "8"},
+	{"o3-mini", "o3-mini-2025-01-31", 1738010200, endpointChat, "1.1", "0.55", "4.4"},
+	{"o4-mini", "o4-mini-2025-04-16", 1744133506, endpointChat, "1.1", "0.275", "4.4"},
+	{"gpt-3.5-turbo", "gpt-3.5-turbo-0125", 1706048358, endpointChat, "0.5", "", "1.5"},
+	{"gpt-3.5-turbo-instruct", "gpt-3.5-turbo-instruct-0914", 1694122472, endpointCompletions, "1.5", "", "2"},
+	{"text-embedding-3-small", "text-embedding-3-small", 1705948997, endpointEmbeddings, "0.02", "", ""},
+	{"text-embedding-3-large", "text-embedding-3-large", 1705953180, endpointEmbeddings, "0.13", "", ""},
+	{"text-embedding-ada-002", "text-embedding-ada-002", 1671217299, endpointEmbeddings, "0.1", "", ""},
+}
+
+// model is one entry of the price list, its prices in nano-dollars a token.
+type model struct {
+	alias, name           string
+	created               int64
+	does                  endpoint
+	input, cached, output int64
+}
+
+var (
+	models     = readPriceList()
+	modelIndex = indexModels(models)
+)
+
+func readPriceList() []model {
+	list := make([]model, len(priceList))
+	for i, p := range priceList {
+		m := model{alias: p.alias, name: p.name, created: p.created, does: p.does, input: nanoPerToken(p.input)}
+		m.cached = m.input
+		if p.cached != "" {
+			m.cached = nanoPerToken(p.cached)
+		}
+		if p.output_ != "" {
+			m.output = nanoPerToken(p.output_)
+		}
+		list[i] = m
+	}
+	return list
+}
+
+// nanoPerToken turns dollars per million tokens into nano-dollars a token. The list above only holds prices for which that
+// is a whole number: then a cost is exact and no rule of rounding is needed. Any other price in the list is a bug.
+func nanoPerToken(dollarsPerMillion string) int64 {
+	price, ok := new(big.Rat).SetString(dollarsPerMillion)
+	if !ok {
+		panic(fmt.Sprintf("sim: price %q is no decimal number", dollarsPerMillion))
+	}
+	price.Mul(price, big.NewRat(1_000, 1))
+	if !price.IsInt() || !price.Num().IsInt64() {
+		panic(fmt.Sprintf("sim: price %q is no whole number of nano-dollars a token", dollarsPerMillion))
+	}
+	return price.Num().Int64()
+}
+
+func indexModels(list []model) map[string]uint8 {
+	index := make(map[string]uint8, 2*len(list))
+	for i, m := range list {
+		index[m.alias], index[m.name] = uint8(i), uint8(i)
+	}
+	return index
+}
+
+// usage is what one request took. Cached is part of input and reasoning part of output, as the provider counts them.
+type usage struct {
+	input, cached, output, reasoning int64
+}
+
+// cost is exact: prices are whole nano-dollars a token, and maxTokens keeps the product far from the end of an int64.
+func (m *model) cost(u usage) int64 {
+	return (u.input-u.cached)*m.input + u.cached*m.cached + u.output*m.output
+}

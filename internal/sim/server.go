@@ -1,0 +1,338 @@
+package sim
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+)
+
+const (
+	maxBody        = 32 << 20
+	defaultProject = "proj_default"
+	organization   = "org-sim"
+)
+
+// Server is the simulated provider with its books. Safe for concurrent use.
+type Server struct {
+	now       func() time.Time
+	log       *slog.Logger
+	cfg       Config
+	behaviour atomic.Pointer[behaviour]
+	books     books
+	calls     atomic.Int64
+	routes    map[string]route
+	vectors   vectors
+
+	mu      sync.Mutex
+	callers map[string]caller // by API key; complete from the start where keys are configured
+}
+
+type route struct {
+	method string
+	serve  func(w http.ResponseWriter, r *http.Request)
+}
+
+// caller is who an API key stands for.
+type caller struct {
+	keyID, project string
+}
+
+// New returns a ready Server. cfg must be valid.
+func New(cfg Config) *Server {
+	s := &Server{now: cfg.Now, log: cfg.Log, cfg: cfg, callers: map[string]caller{}}
+	if s.now == nil {
+		s.now = time.Now
+	}
+	if s.log == nil {
+		s.log = slog.Default()
+	}
+	b := cfg.behaviour()
+	s.behaviour.Store(&b)
+	for _, k := range cfg.Keys {
+		key, project, found := strings.Cut(string(k), ":")
+		if !found {
+			project = defaultProject
+		}
+		s.callers[key] = caller{KeyID(key), project}
+	}
+	s.routes = map[string]route{
+		"/v1/chat/completions":               {http.MethodPost, s.api(s.serveChat)},
+		"/v1/completions":                    {http.MethodPost, s.api(s.serveCompletions)},
+		"/v1/embeddings":                     {http.MethodPost, s.api(s.serveEmbeddings)},
+		"/v1/models":                         {http.MethodGet, s.api(s.serveModels)},
+		"/v1/organization/usage/completions": {http.MethodGet, s.admin(s.serveCompletionsUsage)},
+		"/v1/organization/usage/embeddings":  {http.MethodGet, s.admin(s.serveEmbeddingsUsage)},
+		"/v1/organization/costs":             {http.MethodGet, s.admin(s.serveCosts)},
+		"/sim/books":                         {http.MethodGet, s.serveBooks},
+		"/sim/totals":                        {http.MethodGet, s.serveTotals},
+		"/sim/control":                       {http.MethodPost, s.serveControl},
+		"/sim/reset":                         {http.MethodPost, s.serveReset},
+	}
+	return s
+}
+
+// KeyID is the id under which the books and reports know an API key. The empty key has an id too.
+func KeyID(key string) string {
+	sum := sha256.Sum256([]byte(key))
+	return "key_" + hex.EncodeToString(sum[:8])
+}
+
+// Handler serves the whole simulator.
+func (s *Server) Handler() http.Handler { return http.HandlerFunc(s.serve) }
+
+// Run serves on listener, which it closes, until ctx ends or serving fails. Answers under way may finish within
+// Config.ShutdownTimeout; whatever runs longer is cut, which is no error. It returns when all of it has ended.
+func (s *Server) Run(ctx context.Context, listener net.Listener) error {
+	server := &http.Server{
+		Handler: s.Handler(), ReadHeaderTimeout: 10 * time.Second,
+		ErrorLog: slog.NewLogLogger(s.log.Handler(), slog.LevelWarn),
+	}
+	s.log.InfoContext(ctx, "provider simulator started", "address", listener.Addr().String())
+	group, groupCtx := errgroup.WithContext(ctx)
+	group.Go(func() error {
+		if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
+			return fmt.Errorf("serve %s: %w", listener.Addr(), err)
+		}
+		return nil
+	})
+	group.Go(func() error {
+		<-groupCtx.Done()
+		stopCtx, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), s.cfg.ShutdownTimeout,
+			errors.New("provider simulator: answers did not finish in time"))
+		defer cancel()
+		if err := server.Shutdown(stopCtx); err != nil {
+			s.log.Warn("provider simulator cut running answers", "cause", context.Cause(stopCtx).Error())
+			return server.Close()
+		}
+		return nil
+	})
+	err := group.Wait()
+	s.log.Info("provider simulator stopped")
+	return err
+}
+
+// SetDefaults replaces the settings that every later request starts from, e.g. "latency=50ms no_done". The empty text brings
+// the Config's back. Requests under way keep theirs. On an error nothing changes.
+func (s *Server) SetDefaults(settings string) error {
+	b := s.cfg.behaviour()
+	if err := b.setAll(settings); err != nil {
+		return err
+	}
+	s.behaviour.Store(&b)
+	return nil
+}
+
+// Books returns the records with a number above since, in order of their numbers.
+func (s *Server) Books(since uint64) []Record {
+	v := s.books.view()
+	var records []Record
+	for i := int(min(since, uint64(v.len()))); i < v.len(); i++ {
+		records = append(records, v.record(i))
+	}
+	return records
+}
+
+// Totals returns the sums over all records.
+func (s *Server) Totals() Totals {
+	t := s.books.sums()
+	t.Calls = s.calls.Load()
+	return t
+}
+
+// Reset empties the books and sets the counts to zero. Settings stay. Requests under way are billed into the empty books.
+func (s *Server) Reset() {
+	s.books.reset()
+	s.calls.Store(0)
+}
+
+func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
+	route, found := s.routes[r.URL.Path]
+	switch {
+	case !found && strings.HasPrefix(r.URL.Path, "/v1/models/"):
+		route = s.routes["/v1/models"]
+	case !found:
+		unknownURL(r).write(w)
+		return
+	}
+	if r.Method != route.method {
+		methodNotAllowed(r).write(w)
+		return
+	}
+	route.serve(w, r)
+}
+
+// call is one API request as it came in.
+type call struct {
+	caller
+	request  *http.Request
+	received time.Time // for the books
+	started  time.Time // for waits and durations
+	tollgate string
+	client   string
+}
+
+// api wraps the endpoints that a caller with an API key may use. Their error goes to the caller.
+func (s *Server) api(serve func(http.ResponseWriter, *call) *apiError) func(http.ResponseWriter, *http.Request) {
+	return func(w http.ResponseWriter, r *http.Request) {
+		s.calls.Add(1)
+		c := call{request: r, received: s.now(), started: time.Now()}
+		header := w.Header()
+		header["X-Request-Id"] = []string{"req_" + newAnswerKey().String()}
+		header["Openai-Version"] = openaiVersion
+		header["Openai-Organization"] = openaiOrganization
+		var refused *apiError
+		if c.caller, refused = s.authenticate(r); refused == nil {
+			c.tollgate = headerText(r.Header, "X-Tollgate-Request-Id")
+			c.client = headerText(r.Header, "X-Client-Request-Id")
+			refused = serve(w, &c)
+		}
+		if refused != nil {
+			refused.write(w)
+		}
+	}
+}
+
+var (
+	openaiVersion      = []string{"2020-10-01"}
+	openaiOrganization = []string{organization}
+)
+
+func headerText(header http.Header, canonical string) string {
+	values := header[canonical]
+	if len(values) == 0 {
+		return ""
+	}
+	return values[0][:min(len(values[0]), maxHeaderText)]
+}
+
+func bearer(r *http.Request) string {
+	key, found := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
+	if !found {
+		return ""
+	}
+	return strings.TrimSpace(key)
+}
+
+func (s *Server) authenticate(r *http.Request) (caller, *apiError) {
+	key := bearer(r)
+	s.mu.Lock()
+	c, known := s.callers[key]
+	s.mu.Unlock()
+	if !known {
+		if len(s.cfg.Keys) > 0 {
+			return caller{}, refuseKey(key)
+		}
+		c = caller{KeyID(key), defaultProject}
+		s.mu.Lock()
+		s.callers[strings.Clone(key)] = c
+		s.mu.Unlock()
+	}
+	if project := headerText(r.Header, "Openai-Project"); project != "" {
+		c.project = project
+	}
+	return c, nil
+}
+
+func refuseKey(key string) *apiError {
+	if key == "" {
+		return unauthorized("You didn't provide an API key. You need to provide your API key in an Authorization header"+
+			" using Bearer auth (i.e. Authorization: Bearer YOUR_KEY).", "")
+	}
+	return unauthorized("Incorrect API key provided.", "invalid_api_key")
+}
+
+// admin wraps the reports.
+func (s *Server) admin(serve func(http.ResponseWriter, *http.Request) *apiError) func(http.ResponseWriter, *http.Request) {
+	return func(w http.ResponseWriter, r *http.Request) {
+		if key := bearer(r); s.cfg.AdminKey != "" && key != string(s.cfg.AdminKey) {
+			refuseKey(key).write(w)
+			return
+		}
+		if refused := serve(w, r); refused != nil {
+			refused.write(w)
+		}
+	}
+}
+
+// answerKey is what an answer's id is made of.
+type answerKey [16]byte
+
+func newAnswerKey() answerKey {
+	var k answerKey
+	for i, half := 0, uint64(0); i < len(k); i++ {
+		if i%8 == 0 {
+			half = rand.Uint64()
+		}
+		k[i] = byte(half >> (8 * (i % 8)))
+	}
+	return k
+}
+
+// String is 32 hexadecimal digits.
+func (k answerKey) String() string { return hex.EncodeToString(k[:]) }
+
+func answerID(does endpoint, key answerKey) string {
+	if does == endpointChat {
+		return "chatcmpl-" + key.String()
+	}
+	return "cmpl-" + key.String()
+}
+
+// wait pauses until d has passed since from. It reports false as soon as the caller left.
+func wait(ctx context.Context, from time.Time, d time.Duration) bool {
+	if left := d - time.Since(from); d > 0 && left > 0 {
+		timer := time.NewTimer(left)
+		defer timer.Stop()
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+		}
+	}
+	return ctx.Err() == nil
+}
+
+// bill puts one answer into the books.
+func (s *Server) bill(c *call, modelAt uint8, does endpoint, id answerKey, u usage, outcome uint8) {
+	s.books.add(bill{
+		received: c.received, finished: s.now(), id: id, keyID: c.keyID, project: c.project,
+		tollgateID: c.tollgate, clientID: c.client, model: modelAt, does: does, usage: u, outcome: outcome,
+	})
+}
+
+// Limits that the headers show; nothing enforces them.
+const (
+	shownRequests = 10_000
+	shownTokens   = 30_000_000
+)
+
+var (
+	limitRequests     = []string{strconv.Itoa(shownRequests)}
+	remainingRequests = []string{strconv.Itoa(shownRequests - 1)}
+	resetRequests     = []string{"6ms"}
+	limitTokens       = []string{strconv.Itoa(shownTokens)}
+)
+
+// describe sets the headers that the provider sends with an answer.
+func describe(header http.Header, c *call, tokens int64) {
+	elapsed := time.Since(c.started).Milliseconds()
+	header["Openai-Processing-Ms"] = []string{strconv.FormatInt(max(elapsed, 1), 10)}
+	header["X-Ratelimit-Limit-Requests"] = limitRequests
+	header["X-Ratelimit-Remaining-Requests"] = remainingRequests
+	header["X-Ratelimit-Reset-Requests"] = resetRequests
+	header["X-Ratelimit-Limit-Tokens"] = limitTokens
+	header["X-Ratelimit-Remaining-Tokens"] = []string{strconv.FormatInt(max(shownTokens-tokens, 0), 10)}
+	header["X-Ratelimit-Reset-Tokens"] = []string{strconv.FormatInt(tokens*60_000/shownTokens, 10) + "ms"}
+}
