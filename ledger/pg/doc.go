@@ -1,0 +1,35 @@
+// Package pg is the ledger in Postgres: every SQL statement of Tollgate that touches events, transfers, reservations,
+// budgets, producers, apps and keys.
+//
+// # What a batch does
+//
+// Post writes one batch in one transaction (read committed):
+//
+//  1. events: insert what is new. A known id with the same bytes is a duplicate, with other bytes a conflict, which is parked.
+//  2. reservations: insert those that are new in the state that the batch's events fold to; lock and change the others.
+//  3. transfers: one debit and one credit each, never changed.
+//  4. budgets: one upsert per counter with the batch's summed difference; version + 1. They are the hottest rows and come
+//     last, so that they are locked for the shortest time.
+//
+// Everything is locked in the order of its key, so that any number of settlers never deadlock.
+//
+// # States
+//
+// The events of a reservation decide its state by rank, used > released > expired > reserved, whatever order they arrive in:
+//
+//	reserved            pending    charges nothing
+//	expired             expired    charges what was held, or nothing (the event says which); usage state unconfirmed
+//	released            released   charges nothing; takes an expiry's charge back
+//	used                settled    charges what was used; takes an expiry's charge back
+//	used and released   settled    and flagged used_after_release
+//
+// # Invariants
+//
+// For every budget: its used amounts are the sum of what reservations charge to it. For every app: the net of its spend
+// account is the sum of what its reservations charge. A charged reservation has exactly one final transfer that nothing took
+// back, also at zero cost; a released one has none. Verify proves them.
+//
+// # Not guaranteed
+//
+// Until a batch is written back, Redis lags behind budgets. A conflict keeps the content that came first.
+package pg

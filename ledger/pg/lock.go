@@ -1,0 +1,55 @@
+package pg
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// rebuildLock is the advisory lock between settlements, which share it, and a rebuild of Redis, which excludes them: from
+// before a settlement's transaction until after its write-back, nobody reads budgets in order to overwrite Redis.
+const rebuildLock = 0x746f6c6c // "toll"
+
+// Session holds the advisory lock on a connection of its own. Not safe for concurrent use. The caller closes it.
+type Session struct {
+	store *Store
+	conn  *pgxpool.Conn
+}
+
+// Settling waits for rebuilds to end, then keeps them out until the session is closed. Settlements do not exclude each other.
+func (s *Store) Settling(ctx context.Context) (*Session, error) {
+	const query = `SELECT pg_advisory_lock_shared($1)`
+	return s.session(ctx, query)
+}
+
+// Rebuilding waits for running settlements to end, then keeps new ones out until the session is closed.
+func (s *Store) Rebuilding(ctx context.Context) (*Session, error) {
+	const query = `SELECT pg_advisory_lock($1)`
+	return s.session(ctx, query)
+}
+
+func (s *Store) session(ctx context.Context, query string) (*Session, error) {
+	conn, err := s.pool.Acquire(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("connect for rebuild lock: %w", err)
+	}
+	if _, err := conn.Exec(ctx, query, rebuildLock); err != nil {
+		conn.Release()
+		return nil, fmt.Errorf("take rebuild lock: %w", err)
+	}
+	return &Session{store: s, conn: conn}, nil
+}
+
+// Close gives the lock back, whatever became of ctx. When that cannot be said to the server, the connection is closed
+// instead, which has the same effect.
+func (s *Session) Close(ctx context.Context) {
+	const query = `SELECT pg_advisory_unlock_all()`
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)
+	defer cancel()
+	if _, err := s.conn.Exec(ctx, query); err != nil {
+		_ = s.conn.Conn().Close(ctx) // the server sees the end of the connection, now or at its keepalive
+	}
+	s.conn.Release()
+}

@@ -1,0 +1,225 @@
+package pg
+
+import (
+	"context"
+	"crypto/sha256"
+	"fmt"
+	"sort"
+
+	"github.com/jackc/pgx/v5"
+
+	"tollgate/ledger"
+	"tollgate/ledger/event"
+)
+
+// Received is one event as it came from the stream.
+type Received struct {
+	Event     *event.Event
+	Body      []byte // the exact bytes that Event was decoded from
+	Subject   string
+	StreamSeq uint64
+}
+
+// Fate is what Post made of one event.
+type Fate string
+
+// The fates. Only a posted event changed anything.
+const (
+	FatePosted    Fate = "posted"
+	FateDuplicate Fate = "duplicate" // the same event was there already
+	FateConflict  Fate = "conflict"  // its id was there already with other content; parked
+)
+
+// Result says what a batch did and what Redis must learn of it.
+type Result struct {
+	Fates      []Fate // one per event of the batch
+	WriteBacks []WriteBack
+}
+
+// WriteBack is what Redis must learn about one app. Counters hold absolute values; the same write-back may be applied any
+// number of times and in any order with others.
+type WriteBack struct {
+	App      string
+	Counters []CounterState
+	Opens    []OpenReservation
+	Endings  []Ending
+}
+
+// CounterState is the absolute state of one budget. App is "" when all apps share it. Version rises with every change.
+type CounterState struct {
+	Counter ledger.Counter
+	App     string
+	Used    ledger.Amounts
+	Version int64
+}
+
+// OpenReservation is a reservation that is pending.
+type OpenReservation struct {
+	App         string
+	Reservation event.Reservation
+}
+
+// Ending is a reservation that is settled, released or expired. Spent is what its budgets now carry for it.
+type Ending struct {
+	Reservation event.Reservation
+	Spent       ledger.Amounts
+}
+
+// Post settles a batch in one transaction, see the package comment. It may be repeated with the same events: then it changes
+// nothing and answers the same write-back with present values. When Permanent(err), some event of the batch can never be
+// posted; all other errors may be retried. Nothing is written when it errs.
+func (s *Session) Post(ctx context.Context, batch []Received) (Result, error) {
+	if err := s.store.ensureAccounts(ctx, s.conn, accountsOf(batch)); err != nil {
+		return Result{}, err
+	}
+	for attempt := 1; ; attempt++ {
+		p := &posting{store: s.store, fates: make([]Fate, len(batch))}
+		err := pgx.BeginTxFunc(ctx, s.conn, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
+			return p.run(ctx, tx, batch)
+		})
+		switch {
+		case err == nil:
+			return Result{Fates: p.fates, WriteBacks: p.writeBacks()}, nil
+		case deadlocked(err) && attempt < 5:
+			continue
+		default:
+			return Result{}, fmt.Errorf("post %d events: %w", len(batch), err)
+		}
+	}
+}
+
+// posting is the working state of one attempt at one batch.
+type posting struct {
+	store    *Store
+	fates    []Fate
+	fresh    []*entry // new events, by id
+	touched  []*touch // reservations that the batch says anything about, by id
+	budgets  map[budgetKey]*budgetDelta
+	transfer []transfer
+}
+
+// entry is one event of the batch.
+type entry struct {
+	*Received
+	index int
+	hash  [sha256.Size]byte
+}
+
+func (p *posting) run(ctx context.Context, tx pgx.Tx, batch []Received) error {
+	conflicts, err := p.insertEvents(ctx, tx, batch)
+	if err != nil {
+		return err
+	}
+	p.group(batch)
+	if err := p.writeReservations(ctx, tx); err != nil {
+		return err
+	}
+	p.collectBudgets()
+
+	out := &pgx.Batch{}
+	p.queueTransfers(out)
+	queueSmall(out, p.fresh, conflicts)
+	p.queueBudgets(out)
+	queueProducers(out, p.fresh, conflicts)
+	if err := tx.SendBatch(ctx, out).Close(); err != nil {
+		return fmt.Errorf("write projections: %w", err)
+	}
+	return nil
+}
+
+// touch is everything that a batch and the database know about one reservation.
+type touch struct {
+	id       string
+	top      *event.Event // the deciding event of the batch, new or not
+	freshTop *event.Event // the deciding event among the new ones; nil without
+	reserved *event.Event // the Reserved event of the batch, new or not
+	released bool         // a new Released event is in the batch
+	row      reservationRow
+	existing bool         // the row was there before this batch
+	undone   *event.Event // the Expired event whose charge this batch takes back
+}
+
+// rank orders the events of one reservation: the highest decides its state. 0 for events about no reservation.
+func rank(kind event.Kind) int {
+	switch kind {
+	case event.KindReserved:
+		return 1
+	case event.KindExpired:
+		return 2
+	case event.KindReleased:
+		return 3
+	case event.KindUsed:
+		return 4
+	default:
+		return 0
+	}
+}
+
+// group gathers the batch's events by reservation. Conflicting ones say nothing.
+func (p *posting) group(batch []Received) {
+	byID := map[string]*touch{}
+	for i := range batch {
+		e := batch[i].Event
+		if rank(e.Kind) == 0 || p.fates[i] == FateConflict {
+			continue
+		}
+		t := byID[e.Reservation.ID]
+		if t == nil {
+			t = &touch{id: e.Reservation.ID}
+			byID[t.id] = t
+			p.touched = append(p.touched, t)
+		}
+		if t.top == nil || rank(e.Kind) > rank(t.top.Kind) {
+			t.top = e
+		}
+		if e.Kind == event.KindReserved {
+			t.reserved = e
+		}
+		if p.fates[i] != FatePosted {
+			continue
+		}
+		t.released = t.released || e.Kind == event.KindReleased
+		if t.freshTop == nil || rank(e.Kind) > rank(t.freshTop.Kind) {
+			t.freshTop = e
+		}
+	}
+	sort.Slice(p.touched, func(i, j int) bool { return p.touched[i].id < p.touched[j].id })
+}
+
+// writeBacks answers, per app, what Redis must learn. It runs after the transaction.
+func (p *posting) writeBacks() []WriteBack {
+	byApp := map[string]*WriteBack{}
+	keys := map[string]map[budgetKey]bool{}
+	for _, t := range p.touched {
+		app := t.top.App
+		w := byApp[app]
+		if w == nil {
+			w = &WriteBack{App: app}
+			byApp[app], keys[app] = w, map[budgetKey]bool{}
+		}
+		if t.row.state == statePending {
+			if t.reserved != nil {
+				w.Opens = append(w.Opens, OpenReservation{App: app, Reservation: *t.reserved.Reservation})
+			}
+			continue
+		}
+		w.Endings = append(w.Endings, Ending{Reservation: *t.top.Reservation, Spent: t.row.charged})
+		for _, key := range t.budgetKeys() {
+			keys[app][key] = true
+		}
+	}
+	result := make([]WriteBack, 0, len(byApp))
+	for app, w := range byApp {
+		for key := range keys[app] {
+			if b := p.budgets[key]; b.version > 0 {
+				w.Counters = append(w.Counters, CounterState{Counter: b.counter, App: key.app, Used: b.used, Version: b.version})
+			}
+		}
+		sort.Slice(w.Counters, func(i, j int) bool {
+			return keyOf(w.App, w.Counters[i].Counter).less(keyOf(w.App, w.Counters[j].Counter))
+		})
+		result = append(result, *w)
+	}
+	sort.Slice(result, func(i, j int) bool { return result[i].App < result[j].App })
+	return result
+}

@@ -1,0 +1,151 @@
+package pg
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"tollgate/ledger"
+	"tollgate/ledger/event"
+)
+
+// Apps lists every app that the ledger knows, from the directory and from budgets, in order.
+func (s *Store) Apps(ctx context.Context) ([]string, error) {
+	const query = `SELECT app FROM apps UNION SELECT DISTINCT app FROM budgets WHERE app <> '' ORDER BY 1`
+	rows, err := s.pool.Query(ctx, query)
+	if err != nil {
+		return nil, fmt.Errorf("list apps: %w", err)
+	}
+	apps, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		return nil, fmt.Errorf("list apps: %w", err)
+	}
+	return apps, nil
+}
+
+// LiveBudgets reads the budgets of one app ("" for the shared ones) whose window is not over at now. For a rebuild of Redis
+// it is called on the session that excludes settlements.
+func (s *Session) LiveBudgets(ctx context.Context, app string, now time.Time) ([]CounterState, error) {
+	const query = `
+SELECT tier, family, subject, period, window_start, window_end, requests, tokens, nanousd, version
+FROM budgets
+WHERE app = $1 AND (window_end IS NULL OR window_end > $2)
+ORDER BY subject, period, window_start`
+	rows, err := s.conn.Query(ctx, query, app, now)
+	if err != nil {
+		return nil, fmt.Errorf("read budgets of %q: %w", app, err)
+	}
+	states, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (CounterState, error) {
+		c := CounterState{App: app}
+		var start time.Time
+		var end *time.Time
+		err := row.Scan(&c.Counter.Tier, &c.Counter.Family, &c.Counter.Subject, &c.Counter.Period, &start, &end,
+			&c.Used.Requests, &c.Used.Tokens, &c.Used.NanoUSD, &c.Version)
+		if end != nil {
+			c.Counter.Window = ledger.Window{Start: start.UTC(), End: end.UTC()}
+		}
+		return c, err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("read budgets of %q: %w", app, err)
+	}
+	return states, nil
+}
+
+// OpenReservations reads the pending reservations of one app, or of all for "", from their Reserved events.
+func (s *Session) OpenReservations(ctx context.Context, app string) ([]OpenReservation, error) {
+	const query = `
+SELECT e.app, e.body
+FROM reservations r
+JOIN events e ON e.event_id = r.reservation_id || ':reserved' AND e.day = r.day
+WHERE r.state = 'pending' AND ($1 = '' OR r.app = $1)
+ORDER BY r.reservation_id`
+	rows, err := s.conn.Query(ctx, query, app)
+	if err != nil {
+		return nil, fmt.Errorf("read open reservations of %q: %w", app, err)
+	}
+	open, err := collectOpen(rows)
+	if err != nil {
+		return nil, fmt.Errorf("read open reservations of %q: %w", app, err)
+	}
+	return open, nil
+}
+
+// Overdue reads at most limit pending reservations whose deadline was before the instant, the oldest first.
+func (s *Store) Overdue(ctx context.Context, before time.Time, limit int) ([]OpenReservation, error) {
+	const query = `
+SELECT e.app, e.body
+FROM reservations r
+JOIN events e ON e.event_id = r.reservation_id || ':reserved' AND e.day = r.day
+WHERE r.state = 'pending' AND r.deadline < $1
+ORDER BY r.deadline
+LIMIT $2`
+	rows, err := s.pool.Query(ctx, query, before, limit)
+	if err != nil {
+		return nil, fmt.Errorf("read overdue reservations: %w", err)
+	}
+	overdue, err := collectOpen(rows)
+	if err != nil {
+		return nil, fmt.Errorf("read overdue reservations: %w", err)
+	}
+	return overdue, nil
+}
+
+func collectOpen(rows pgx.Rows) ([]OpenReservation, error) {
+	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (OpenReservation, error) {
+		var open OpenReservation
+		var body []byte
+		if err := row.Scan(&open.App, &body); err != nil {
+			return open, err
+		}
+		e, err := event.Decode(body)
+		if err != nil {
+			return open, err
+		}
+		open.Reservation = *e.Reservation
+		return open, nil
+	})
+}
+
+// Pending tells which of the reservations are pending, and which the ledger does not know. The others have ended.
+func (s *Store) Pending(ctx context.Context, ids []string) (pending, unknown []string, err error) {
+	const query = `
+SELECT k.reservation_id, r.state
+FROM unnest($1::text[], $2::date[]) AS k (reservation_id, day)
+LEFT JOIN reservations r ON r.reservation_id = k.reservation_id AND r.day = k.day
+WHERE r.state IS NULL OR r.state = 'pending'`
+	days := make([]time.Time, len(ids))
+	for i, id := range ids {
+		days[i] = day(id)
+	}
+	rows, err := s.pool.Query(ctx, query, ids, days)
+	if err != nil {
+		return nil, nil, fmt.Errorf("read states of reservations: %w", err)
+	}
+	var id string
+	var state *string
+	_, err = pgx.ForEachRow(rows, []any{&id, &state}, func() error {
+		if state == nil {
+			unknown = append(unknown, id)
+		} else {
+			pending = append(pending, id)
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, nil, fmt.Errorf("read states of reservations: %w", err)
+	}
+	return pending, unknown, nil
+}
+
+// OpenCount is the number of pending reservations.
+func (s *Store) OpenCount(ctx context.Context) (int64, error) {
+	const query = `SELECT count(*) FROM reservations WHERE state = 'pending'`
+	var n int64
+	if err := s.pool.QueryRow(ctx, query).Scan(&n); err != nil {
+		return 0, fmt.Errorf("count open reservations: %w", err)
+	}
+	return n, nil
+}

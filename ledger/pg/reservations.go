@@ -1,0 +1,308 @@
+package pg
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"tollgate/ledger"
+	"tollgate/ledger/event"
+)
+
+// The states of a reservation.
+const (
+	statePending  = "pending"
+	stateSettled  = "settled"
+	stateReleased = "released"
+	stateExpired  = "expired"
+)
+
+// flagUsedAfterRelease marks a request that its gateway reported both as unspent and as used; the use counts.
+const flagUsedAfterRelease = "used_after_release"
+
+// reservationRow is what the deciding event makes of a reservation.
+type reservationRow struct {
+	event   *event.Event // nil when the row was read from the database
+	state   string
+	charged ledger.Amounts
+	usage   ledger.UsageState
+	flags   []string
+}
+
+// rowOf folds: e is the deciding event, released whether a Released event is known besides it.
+func rowOf(e *event.Event, released bool) reservationRow {
+	r := e.Reservation
+	row := reservationRow{event: e, flags: r.Flags}
+	switch e.Kind {
+	case event.KindUsed:
+		row.state, row.charged, row.usage = stateSettled, e.Outcome.Spent(), e.Outcome.UsageState
+		if released {
+			row.flags = append(slices.Clone(r.Flags), flagUsedAfterRelease)
+		}
+	case event.KindReleased:
+		row.state = stateReleased
+	case event.KindExpired:
+		row.state = stateExpired
+		if r.OnExpiry == event.ExpiryCharge {
+			row.charged, row.usage = r.Held, ledger.UsageUnconfirmed
+		}
+	default:
+		row.state = statePending
+	}
+	return row
+}
+
+// rankOfState is the rank of the event that made the state.
+func rankOfState(state string) int {
+	switch state {
+	case stateSettled:
+		return rank(event.KindUsed)
+	case stateReleased:
+		return rank(event.KindReleased)
+	case stateExpired:
+		return rank(event.KindExpired)
+	default:
+		return rank(event.KindReserved)
+	}
+}
+
+// writeReservations brings the row of every touched reservation to the state that all events known so far fold to.
+func (p *posting) writeReservations(ctx context.Context, tx pgx.Tx) error {
+	const insert = `
+INSERT INTO reservations (` + reservationColumns + `)
+SELECT ` + reservationValues + ` FROM ` + reservationUnnest + `
+ON CONFLICT (reservation_id, day) DO NOTHING
+RETURNING reservation_id`
+	var fresh []*touch
+	for _, t := range p.touched {
+		t.existing = true
+		if t.freshTop != nil {
+			t.row = rowOf(t.freshTop, t.released)
+			fresh = append(fresh, t)
+		}
+	}
+	if len(fresh) > 0 {
+		rows, err := tx.Query(ctx, insert, reservationArgs(fresh)...)
+		if err != nil {
+			return fmt.Errorf("insert reservations: %w", err)
+		}
+		inserted, err := pgx.CollectRows(rows, pgx.RowTo[string])
+		if err != nil {
+			return fmt.Errorf("insert reservations: %w", err)
+		}
+		isNew := make(map[string]bool, len(inserted))
+		for _, id := range inserted {
+			isNew[id] = true
+		}
+		for _, t := range fresh {
+			t.existing = !isNew[t.id]
+		}
+	}
+	return p.changeReservations(ctx, tx)
+}
+
+// changeReservations locks the rows that were there before and replaces those that a new event outranks.
+func (p *posting) changeReservations(ctx context.Context, tx pgx.Tx) error {
+	before, err := p.lockReservations(ctx, tx)
+	if err != nil || len(before) == 0 {
+		return err
+	}
+	var replaced []*touch
+	var undone, flagged []string
+	for _, t := range p.touched {
+		if !t.existing {
+			continue
+		}
+		old, found := before[t.id]
+		switch {
+		case !found:
+			return fmt.Errorf("reservation %s has events but no row", t.id)
+		case t.freshTop == nil || rank(t.freshTop.Kind) < rankOfState(old.state):
+			t.row = old
+			if t.released && old.state == stateSettled {
+				flagged = append(flagged, t.id)
+			}
+		default:
+			t.row = rowOf(t.freshTop, t.released || old.state == stateReleased)
+			replaced = append(replaced, t)
+			if old.state == stateExpired && old.charged != (ledger.Amounts{}) {
+				undone = append(undone, event.ID(t.id, event.KindExpired))
+			}
+		}
+	}
+	if err := p.loadUndone(ctx, tx, undone); err != nil {
+		return err
+	}
+	return updateReservations(ctx, tx, replaced, flagged)
+}
+
+// loadUndone finds the Expired events whose charge is taken back: they name the budgets and accounts that carry it.
+func (p *posting) loadUndone(ctx context.Context, tx pgx.Tx, ids []string) error {
+	if len(ids) == 0 {
+		return nil
+	}
+	expired, err := loadEvents(ctx, tx, ids)
+	if err != nil {
+		return err
+	}
+	for _, t := range p.touched {
+		if id := event.ID(t.id, event.KindExpired); slices.Contains(ids, id) {
+			if t.undone = expired[id]; t.undone == nil {
+				return fmt.Errorf("reservation %s is expired without an event", t.id)
+			}
+		}
+	}
+	return nil
+}
+
+// lockReservations reads, and locks in the order of their ids, the rows that were there before this batch.
+func (p *posting) lockReservations(ctx context.Context, tx pgx.Tx) (map[string]reservationRow, error) {
+	const query = `
+SELECT r.reservation_id, r.state, r.usage_state, r.charged_requests, r.charged_tokens, r.charged_nanousd
+FROM unnest($1::text[], $2::date[]) AS k (reservation_id, day)
+JOIN reservations r ON r.reservation_id = k.reservation_id AND r.day = k.day
+ORDER BY r.reservation_id
+FOR UPDATE OF r`
+	var ids []string
+	var days []time.Time
+	for _, t := range p.touched {
+		if t.existing {
+			ids, days = append(ids, t.id), append(days, day(t.id))
+		}
+	}
+	before := make(map[string]reservationRow, len(ids))
+	if len(ids) == 0 {
+		return before, nil
+	}
+	rows, err := tx.Query(ctx, query, ids, days)
+	if err != nil {
+		return nil, fmt.Errorf("lock reservations: %w", err)
+	}
+	var id string
+	var row reservationRow
+	_, err = pgx.ForEachRow(rows, []any{&id, &row.state, &row.usage, &row.charged.Requests, &row.charged.Tokens, &row.charged.NanoUSD}, func() error {
+		before[id] = row
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("lock reservations: %w", err)
+	}
+	return before, nil
+}
+
+func updateReservations(ctx context.Context, tx pgx.Tx, replaced []*touch, flagged []string) error {
+	const update = `
+UPDATE reservations r SET (` + reservationColumns + `) = ROW (` + reservationValues + `)
+FROM ` + reservationUnnest + `
+WHERE r.reservation_id = n.reservation_id AND r.day = n.day`
+	const flag = `
+UPDATE reservations r SET flags = array_append(r.flags, $3)
+FROM unnest($1::text[], $2::date[]) AS k (reservation_id, day)
+WHERE r.reservation_id = k.reservation_id AND r.day = k.day`
+	if len(replaced) > 0 {
+		if _, err := tx.Exec(ctx, update, reservationArgs(replaced)...); err != nil {
+			return fmt.Errorf("update reservations: %w", err)
+		}
+	}
+	if len(flagged) > 0 {
+		days := make([]time.Time, len(flagged))
+		for i, id := range flagged {
+			days[i] = day(id)
+		}
+		if _, err := tx.Exec(ctx, flag, flagged, days, flagUsedAfterRelease); err != nil {
+			return fmt.Errorf("flag reservations: %w", err)
+		}
+	}
+	return nil
+}
+
+// flagSeparator joins the flags of one row in an array of rows: unnest would flatten an array of arrays.
+const flagSeparator = "\x1f"
+
+// reservationArgs are the parameters of reservationUnnest, in its order.
+func reservationArgs(touches []*touch) []any {
+	n := len(touches)
+	texts := make([][]string, 18)
+	for i := range texts {
+		texts[i] = make([]string, n)
+	}
+	numbers := make([][]int64, 20)
+	for i := range numbers {
+		numbers[i] = make([]int64, n)
+	}
+	streamed := make([]bool, n)
+	days, reserved, deadlines, ended := make([]time.Time, n), make([]time.Time, n), make([]time.Time, n), make([]*time.Time, n)
+	for i, t := range touches {
+		e, r, row := t.row.event, t.row.event.Reservation, t.row
+		o := e.Outcome
+		if o == nil {
+			o = &event.Outcome{}
+		}
+		days[i], reserved[i], deadlines[i], streamed[i] = day(t.id), r.ReservedAt, r.Deadline, r.Streamed
+		if row.state != statePending {
+			ended[i] = orNull(e.OccurredAt)
+		}
+		finish, status := string(o.Finish), o.Status
+		if e.Release != nil {
+			finish, status = string(e.Release.Reason), e.Release.Status
+		}
+		for c, text := range [...]string{
+			t.id, row.state, e.App, r.Key, r.User, r.Plan, r.Provider, r.ModelRequested, r.Model, o.ModelServed, r.Endpoint,
+			e.Producer, e.TraceID, r.PolicyRevision, priceRow(e), string(r.OnExpiry), string(row.usage), finish,
+		} {
+			texts[c][i] = clean(text)
+		}
+		u := o.Usage
+		for c, number := range [...]int64{
+			int64(r.Attempt), r.Held.Requests, int64(r.Held.Tokens), int64(r.Held.NanoUSD),
+			row.charged.Requests, int64(row.charged.Tokens), int64(row.charged.NanoUSD),
+			int64(u.Input), int64(u.CachedInput), int64(u.CacheWrite5m), int64(u.CacheWrite1h), int64(u.InputAudio), int64(u.InputImage),
+			int64(u.Output), int64(u.Reasoning), int64(u.OutputAudio), int64(u.OutputImage),
+			int64(status), o.FirstByteMS, o.DurationMS,
+		} {
+			numbers[c][i] = number
+		}
+	}
+	args := make([]any, 0, 46)
+	for _, column := range texts {
+		args = append(args, column)
+	}
+	for _, column := range numbers {
+		args = append(args, column)
+	}
+	return append(args, days, reserved, deadlines, ended, streamed, upstreamIDs(touches), joinedFlags(touches))
+}
+
+func upstreamIDs(touches []*touch) []string {
+	ids := make([]string, len(touches))
+	for i, t := range touches {
+		if o := t.row.event.Outcome; o != nil {
+			ids[i] = clean(o.UpstreamID)
+		}
+	}
+	return ids
+}
+
+// joinedFlags gives NULL for no flags, because an empty text would become one empty flag.
+func joinedFlags(touches []*touch) []*string {
+	joined := make([]*string, len(touches))
+	for i, t := range touches {
+		if len(t.row.flags) > 0 {
+			text := clean(strings.Join(t.row.flags, flagSeparator))
+			joined[i] = &text
+		}
+	}
+	return joined
+}
+
+// priceRow is the row that decided the cost, or the one the estimate was made from.
+func priceRow(e *event.Event) string {
+	if e.Outcome != nil && e.Outcome.PriceRow != "" {
+		return e.Outcome.PriceRow
+	}
+	return e.Reservation.PriceRow
+}

@@ -1,0 +1,139 @@
+package pg
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"tollgate/ledger/event"
+)
+
+// queueSmall writes the events that touch no reservation: policies and refusals, and parks conflicts.
+func queueSmall(out *pgx.Batch, fresh, conflicts []*entry) {
+	for _, x := range fresh {
+		switch x.Event.Kind {
+		case event.KindPolicy:
+			queuePolicy(out, x.Event)
+		case event.KindRefused:
+			queueRefusals(out, x.Event)
+		}
+	}
+	for _, x := range conflicts {
+		out.Queue(insertParked, int64(x.StreamSeq), x.hash[:], clean(x.Subject), "conflict: the event id is known with other content", x.Body)
+	}
+}
+
+func queuePolicy(out *pgx.Batch, e *event.Event) {
+	const revision = `INSERT INTO policy_revisions (event_id, revision, occurred_at) VALUES ($1, $2, $3)`
+	const limit = `
+INSERT INTO policy_limits (event_id, limit_name, name, tier, family, unit, period, limit_value, hard, until)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)`
+	id := clean(e.ID)
+	out.Queue(revision, id, clean(e.Policy.Revision), e.OccurredAt)
+	for _, l := range e.Policy.Limits {
+		lines := append([]event.PolicyOverride{{Limit: l.Limit}}, l.Overrides...)
+		for _, o := range lines {
+			out.Queue(limit, id, clean(l.Name), clean(o.Name), clean(string(l.Tier)), clean(l.Family), clean(string(l.Unit)),
+				clean(string(l.Period)), o.Limit, l.Hard, orNull(o.Until))
+		}
+	}
+}
+
+func queueRefusals(out *pgx.Batch, e *event.Event) {
+	const insert = `
+INSERT INTO refusals (event_id, line, from_at, until_at, layer, reason, limit_name, subject, app, endpoint, refusals)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)`
+	for i, c := range e.Refusals.Counts {
+		out.Queue(insert, clean(e.ID), i, e.Refusals.From, e.Refusals.Until, clean(string(c.Layer)), clean(string(c.Reason)),
+			clean(c.Limit), clean(c.Subject), clean(c.App), clean(c.Endpoint), c.Count)
+	}
+}
+
+// The same bytes are parked once per place in the stream, so that a redelivery adds nothing.
+const insertParked = `
+INSERT INTO parked_events (stream_seq, body_hash, subject, reason, body) VALUES ($1, $2, $3, $4, $5)
+ON CONFLICT (stream_seq, body_hash) DO NOTHING`
+
+// Park keeps a message that cannot be settled, with the reason, for a person to look at. Idempotent.
+func (s *Store) Park(ctx context.Context, streamSeq uint64, subject, reason string, body []byte) error {
+	hash := event.Hash(body)
+	if body == nil {
+		body = []byte{}
+	}
+	if _, err := s.pool.Exec(ctx, insertParked, int64(streamSeq), hash[:], clean(subject), clean(reason), body); err != nil {
+		return fmt.Errorf("park message %d: %w", streamSeq, err)
+	}
+	return nil
+}
+
+// queueProducers records which sequences have arrived. A conflicting event has arrived too: it is parked, not lost.
+func queueProducers(out *pgx.Batch, fresh, conflicts []*entry) {
+	const upsert = `
+INSERT INTO producers (producer, seen)
+SELECT n.producer, range_agg(int8range(n.sequence, n.sequence + 1))
+FROM unnest($1::text[], $2::bigint[]) AS n (producer, sequence)
+GROUP BY n.producer
+ORDER BY n.producer
+ON CONFLICT (producer) DO UPDATE SET seen = producers.seen + EXCLUDED.seen, updated_at = now()`
+	var producers []string
+	var sequences []int64
+	for _, x := range slices.Concat(fresh, conflicts) {
+		if x.Event.Sequence > 0 {
+			producers, sequences = append(producers, clean(x.Event.Producer)), append(sequences, int64(x.Event.Sequence))
+		}
+	}
+	if len(producers) > 0 {
+		out.Queue(upsert, producers, sequences)
+	}
+}
+
+// Gap is a run of sequences of one producer, [From, Until), that has not arrived although later ones have.
+type Gap struct {
+	Producer    string
+	From, Until uint64
+}
+
+// Gaps lists what is missing from the producers' sequences. An event on its way is a gap too, for a moment.
+func (s *Store) Gaps(ctx context.Context) ([]Gap, error) {
+	const query = `
+SELECT p.producer, lower(hole), upper(hole)
+FROM producers p, unnest(int8multirange(int8range(1, upper(p.seen))) - p.seen) AS hole
+ORDER BY 1, 2`
+	rows, err := s.pool.Query(ctx, query)
+	if err != nil {
+		return nil, fmt.Errorf("read gaps: %w", err)
+	}
+	gaps, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (g Gap, err error) {
+		var from, until int64
+		err = row.Scan(&g.Producer, &from, &until)
+		g.From, g.Until = uint64(from), uint64(until)
+		return g, err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("read gaps: %w", err)
+	}
+	return gaps, nil
+}
+
+// Confirmed tells, per producer, the sequence up to which Postgres holds every event, for producers heard of since the instant.
+func (s *Store) Confirmed(ctx context.Context, since time.Time) (map[string]uint64, error) {
+	const query = `SELECT producer, confirmed FROM producers WHERE updated_at >= $1`
+	rows, err := s.pool.Query(ctx, query, since)
+	if err != nil {
+		return nil, fmt.Errorf("read confirmed sequences: %w", err)
+	}
+	confirmed := map[string]uint64{}
+	var producer string
+	var sequence int64
+	_, err = pgx.ForEachRow(rows, []any{&producer, &sequence}, func() error {
+		confirmed[producer] = uint64(sequence)
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("read confirmed sequences: %w", err)
+	}
+	return confirmed, nil
+}

@@ -1,0 +1,115 @@
+package pg
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// Store is the ledger in one Postgres database. Safe for concurrent use; the caller closes it.
+type Store struct {
+	pool *pgxpool.Pool
+
+	mu       sync.Mutex
+	accounts map[string]int64 // account ids by name; accounts are never renamed or removed
+}
+
+// querier is a pool, a connection or a transaction.
+type querier interface {
+	Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error)
+	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
+	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
+}
+
+// Open connects to databaseURL with at most maxConns connections (0: pgx's default). It does not wait for the server: the
+// first statement does.
+func Open(ctx context.Context, databaseURL string, maxConns int32) (*Store, error) {
+	config, err := pgxpool.ParseConfig(databaseURL)
+	if err != nil {
+		return nil, fmt.Errorf("database URL: %w", err)
+	}
+	if maxConns > 0 {
+		config.MaxConns = maxConns
+	}
+	config.ConnConfig.RuntimeParams["timezone"] = "UTC"
+	config.ConnConfig.RuntimeParams["application_name"] = "tollgate"
+	pool, err := pgxpool.NewWithConfig(ctx, config)
+	if err != nil {
+		return nil, fmt.Errorf("open database: %w", err)
+	}
+	return &Store{pool: pool, accounts: map[string]int64{}}, nil
+}
+
+// Close ends all connections; it waits for those in use.
+func (s *Store) Close() { s.pool.Close() }
+
+// Ping asks the server for an answer.
+func (s *Store) Ping(ctx context.Context) error {
+	if err := s.pool.Ping(ctx); err != nil {
+		return fmt.Errorf("ping database: %w", err)
+	}
+	return nil
+}
+
+// EnsurePartitions makes the monthly partitions for rows from a week before now to 45 days after. Idempotent.
+func (s *Store) EnsurePartitions(ctx context.Context, now time.Time) error {
+	const query = `SELECT ensure_partitions($1::date, $2::date)`
+	now = now.UTC()
+	if _, err := s.pool.Exec(ctx, query, now.AddDate(0, 0, -7), now.AddDate(0, 0, 45)); err != nil {
+		return fmt.Errorf("ensure partitions: %w", err)
+	}
+	return nil
+}
+
+// Permanent reports whether an error of Post lies in the batch's data, so that repeating it cannot help: a value that a
+// column cannot hold, or a broken constraint. Everything else may be retried.
+func Permanent(err error) bool {
+	var e *pgconn.PgError
+	return errors.As(err, &e) && (strings.HasPrefix(e.Code, "22") || strings.HasPrefix(e.Code, "23"))
+}
+
+// deadlocked reports whether Postgres rolled a transaction back for the sake of others.
+func deadlocked(err error) bool {
+	var e *pgconn.PgError
+	return errors.As(err, &e) && (e.Code == "40001" || e.Code == "40P01")
+}
+
+// clean makes text that came from outside storable: Postgres takes neither invalid UTF-8 nor NUL.
+func clean(s string) string {
+	return strings.ReplaceAll(strings.ToValidUTF8(s, "\uFFFD"), "\x00", "\uFFFD")
+}
+
+// epoch starts the window of a budget that never resets.
+var epoch = time.Unix(0, 0).UTC()
+
+// orEpoch is t, or the epoch for the zero time.
+func orEpoch(t time.Time) time.Time {
+	if t.IsZero() {
+		return epoch
+	}
+	return t.UTC()
+}
+
+// orNull is t, or NULL for the zero time.
+func orNull(t time.Time) *time.Time {
+	if t.IsZero() {
+		return nil
+	}
+	t = t.UTC()
+	return &t
+}
+
+// fromNull is the inverse of orNull.
+func fromNull(t *time.Time) time.Time {
+	if t == nil {
+		return time.Time{}
+	}
+	return t.UTC()
+}

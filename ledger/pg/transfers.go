@@ -1,0 +1,157 @@
+package pg
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"tollgate/ledger"
+	"tollgate/ledger/event"
+)
+
+// The kinds of transfers that settlement makes.
+const (
+	transferSettle  = "settle"  // what a request used
+	transferExpire  = "expire"  // what was held for a request whose outcome never arrived
+	transferCorrect = "correct" // takes an expiry's charge back
+)
+
+// transfer is one movement of money. Its id is the event that caused it and its kind.
+type transfer struct {
+	cause         *event.Event
+	kind          string
+	debit, credit string // account names
+	amount        ledger.NanoUSD
+	priceRow      string
+	components    *string // JSON, nil for none
+	linked        *string // id of the transfer taken back
+	occurredAt    time.Time
+}
+
+func spendAccount(e *event.Event) string { return clean("app:" + e.App + ":spend") }
+func payableAccount(e *event.Event) string {
+	return clean("provider:" + e.Reservation.Provider + ":payable")
+}
+func unconfirmedAccount(e *event.Event) string {
+	return clean("provider:" + e.Reservation.Provider + ":unconfirmed")
+}
+
+// finalTransfer is the one transfer of a reservation that was charged, also at zero cost. Others have none.
+func finalTransfer(row reservationRow) (transfer, bool) {
+	e := row.event
+	x := transfer{cause: e, debit: spendAccount(e), amount: row.charged.NanoUSD, priceRow: priceRow(e), occurredAt: e.OccurredAt}
+	switch {
+	case row.state == stateSettled:
+		x.kind, x.credit = transferSettle, payableAccount(e)
+		if len(e.Outcome.Components) > 0 {
+			if text, err := json.Marshal(e.Outcome.Components); err == nil { // plain numbers and strings always marshal
+				components := string(text)
+				x.components = &components
+			}
+		}
+	case row.state == stateExpired && row.usage == ledger.UsageUnconfirmed:
+		x.kind, x.credit = transferExpire, unconfirmedAccount(e)
+	default:
+		return transfer{}, false
+	}
+	return x, true
+}
+
+// correction takes back what expired charged. It counts for the same day, so that every day's sum is what was used.
+func correction(cause, expired *event.Event) transfer {
+	linked := clean(expired.ID) + "/" + transferExpire
+	return transfer{
+		cause: cause, kind: transferCorrect, debit: unconfirmedAccount(expired), credit: spendAccount(expired),
+		amount: expired.Reservation.Held.NanoUSD, priceRow: priceRow(expired), linked: &linked, occurredAt: expired.OccurredAt,
+	}
+}
+
+func (p *posting) queueTransfers(out *pgx.Batch) {
+	const insert = `
+INSERT INTO transfers (event_id, kind, day, debit_account_id, credit_account_id, amount_nanousd, reservation_id, price_row,
+    components, linked_transfer, occurred_at, utc_day)
+SELECT n.event_id, n.kind, n.day, n.debit, n.credit, n.amount, n.reservation_id, n.price_row, n.components, n.linked,
+    n.occurred_at, (n.occurred_at AT TIME ZONE 'UTC')::date
+FROM unnest($1::text[], $2::text[], $3::date[], $4::bigint[], $5::bigint[], $6::bigint[], $7::text[], $8::text[], $9::json[],
+    $10::text[], $11::timestamptz[])
+    AS n (event_id, kind, day, debit, credit, amount, reservation_id, price_row, components, linked, occurred_at)`
+	n := len(p.transfer)
+	if n == 0 {
+		return
+	}
+	ids, kinds, days := make([]string, n), make([]string, n), make([]time.Time, n)
+	debits, credits, amounts := make([]int64, n), make([]int64, n), make([]int64, n)
+	reservations, prices, components := make([]string, n), make([]string, n), make([]*string, n)
+	linked, times := make([]*string, n), make([]time.Time, n)
+	for i, x := range p.transfer {
+		ids[i], kinds[i], days[i] = clean(x.cause.ID), x.kind, day(x.cause.ID)
+		debits[i], credits[i], amounts[i] = p.store.account(x.debit), p.store.account(x.credit), int64(x.amount)
+		reservations[i], prices[i], components[i] = x.cause.Reservation.ID, clean(x.priceRow), x.components
+		linked[i], times[i] = x.linked, x.occurredAt
+	}
+	out.Queue(insert, ids, kinds, days, debits, credits, amounts, reservations, prices, components, linked, times)
+}
+
+// accountsOf names the accounts, by kind, that the batch's transfers can need. A correction needs those of the expiry, which
+// is about the same app and provider.
+func accountsOf(batch []Received) map[string]string {
+	names := map[string]string{}
+	for _, x := range batch {
+		if rank(x.Event.Kind) >= rank(event.KindExpired) {
+			names[spendAccount(x.Event)] = "spend"
+			names[payableAccount(x.Event)] = "payable"
+			names[unconfirmedAccount(x.Event)] = "unconfirmed"
+		}
+	}
+	return names
+}
+
+// account is the id of an account that ensureAccounts has met; 0, which no account has, for another.
+func (s *Store) account(name string) int64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.accounts[name]
+}
+
+// ensureAccounts makes the accounts (name to kind) that are not there. It runs outside of the batch's transaction: an
+// account without transfers does no harm, and an id learnt from a transaction that is rolled back would.
+func (s *Store) ensureAccounts(ctx context.Context, q querier, wanted map[string]string) error {
+	const insert = `
+INSERT INTO accounts (name, kind) SELECT n.name, n.kind FROM unnest($1::text[], $2::text[]) AS n (name, kind)
+ORDER BY n.name
+ON CONFLICT (name) DO NOTHING`
+	const query = `SELECT name, account_id FROM accounts WHERE name = ANY($1::text[])`
+	var names, kinds []string
+	s.mu.Lock()
+	for name, kind := range wanted {
+		if s.accounts[name] == 0 {
+			names, kinds = append(names, name), append(kinds, kind)
+		}
+	}
+	s.mu.Unlock()
+	if len(names) == 0 {
+		return nil
+	}
+	if _, err := q.Exec(ctx, insert, names, kinds); err != nil {
+		return fmt.Errorf("make accounts: %w", err)
+	}
+	rows, err := q.Query(ctx, query, names)
+	if err != nil {
+		return fmt.Errorf("read accounts: %w", err)
+	}
+	var name string
+	var id int64
+	_, err = pgx.ForEachRow(rows, []any{&name, &id}, func() error {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.accounts[name] = id
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("read accounts: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,146 @@
+package pg
+
+import (
+	"context"
+	"fmt"
+)
+
+// Check is one invariant, looked at in the database.
+type Check struct {
+	Name    string // invariant and short name, e.g. "I6 double-entry"
+	Meaning string // what Figure counts
+	Figure  int64
+	OK      bool
+}
+
+// Verify looks at every invariant and returns them all, whether they hold or not. It reads the whole journal: about a
+// minute for ten million requests, without locking anybody. While events are in flight, I8 may fail for a moment.
+func (s *Store) Verify(ctx context.Context) ([]Check, error) {
+	checks := make([]Check, 0, len(invariants))
+	for _, inv := range invariants {
+		c := Check{Name: inv.name, Meaning: inv.meaning}
+		if err := s.pool.QueryRow(ctx, inv.query).Scan(&c.Figure); err != nil {
+			return nil, fmt.Errorf("verify %s: %w", inv.name, err)
+		}
+		c.OK = c.Figure == 0
+		checks = append(checks, c)
+	}
+	return checks, nil
+}
+
+// bodyJSON reads an event's body. JSON may spell a NUL character, which Postgres cannot hold even in passing.
+const bodyJSON = `replace(convert_from(e.body, 'UTF8'), '\u0000', '\ufffd')::json`
+
+// chargesByBudget derives from the deciding events what every budget must carry, and how much of it nobody judged: what a
+// request used beyond what it held, and all of a request that was admitted without Redis.
+const chargesByBudget = `
+WITH charged AS (
+    SELECT CASE WHEN c ->> 'tier' IN ('app', 'key', 'user') THEN r.app ELSE '' END AS app,
+        c ->> 'subject' AS subject, c ->> 'period' AS period,
+        coalesce((c ->> 'start')::timestamptz, 'epoch') AS window_start,
+        sum(r.charged_requests) AS requests, sum(r.charged_tokens) AS tokens, sum(r.charged_nanousd) AS nanousd,
+        sum(greatest(r.charged_requests - h.requests, 0)) AS over_requests,
+        sum(greatest(r.charged_tokens - h.tokens, 0)) AS over_tokens,
+        sum(greatest(r.charged_nanousd - h.nanousd, 0)) AS over_nanousd
+    FROM reservations r
+    JOIN events e ON e.event_id = r.reservation_id || CASE r.state WHEN 'settled' THEN ':used' ELSE ':expired' END AND e.day = r.day
+    CROSS JOIN LATERAL (SELECT
+        CASE WHEN 'degraded' = ANY(r.flags) THEN 0 ELSE r.held_requests END AS requests,
+        CASE WHEN 'degraded' = ANY(r.flags) THEN 0 ELSE r.held_tokens END AS tokens,
+        CASE WHEN 'degraded' = ANY(r.flags) THEN 0 ELSE r.held_nanousd END AS nanousd) h
+    CROSS JOIN LATERAL json_array_elements(` + bodyJSON + ` -> 'reservation' -> 'counters') AS c
+    WHERE r.state IN ('settled', 'expired')
+    GROUP BY 1, 2, 3, 4
+)`
+
+// finalTransfers are the charges that no correction took back.
+const finalTransfers = `
+WITH final AS (
+    SELECT t.reservation_id, t.day, count(*) AS n, sum(t.amount_nanousd) AS nanousd
+    FROM transfers t
+    WHERE t.kind IN ('settle', 'expire') AND NOT EXISTS (
+        SELECT FROM transfers c WHERE c.kind = 'correct' AND c.day = t.day AND c.linked_transfer = t.event_id || '/' || t.kind)
+    GROUP BY 1, 2
+)`
+
+// invariants of design.md, each as a query whose answer is 0 when it holds.
+var invariants = []struct{ name, meaning, query string }{
+	{"I1 within-limits", "budgets whose use, less what settlement added, is above every limit they ever had", chargesByBudget + `,
+limits AS (
+    SELECT family, period, unit, name, max(limit_value) AS most FROM policy_limits GROUP BY 1, 2, 3, 4
+)
+SELECT count(*)
+FROM budgets b
+JOIN charged c USING (app, subject, period, window_start)
+JOIN limits l ON l.family = b.family AND l.period = b.period AND l.name = ''
+LEFT JOIN limits o ON o.family = l.family AND o.period = l.period AND o.unit = l.unit AND o.name = b.name AND b.name <> ''
+WHERE CASE l.unit WHEN 'requests' THEN b.requests - c.over_requests
+                  WHEN 'tokens' THEN b.tokens - c.over_tokens
+                  ELSE b.nanousd - c.over_nanousd END > greatest(l.most, o.most)`},
+
+	{"I3 reservations-end", "reservations pending more than a minute after their deadline", `
+SELECT count(*) FROM reservations WHERE state = 'pending' AND deadline < now() - interval '1 minute'`},
+
+	{"I4 one-final-transfer", "reservations whose final transfers are not exactly their charge", finalTransfers + `
+SELECT count(*)
+FROM (SELECT reservation_id, day, charged_nanousd, (state = 'settled' OR usage_state = 'unconfirmed')::int AS want FROM reservations) r
+FULL JOIN final f USING (reservation_id, day)
+WHERE coalesce(f.n, 0) IS DISTINCT FROM r.want OR coalesce(f.nanousd, 0) IS DISTINCT FROM r.charged_nanousd`},
+
+	{"I5 budgets-equal-charges", "budgets that differ from the sum of what their requests were charged", chargesByBudget + `
+SELECT count(*)
+FROM budgets b
+FULL JOIN charged c USING (app, subject, period, window_start)
+WHERE coalesce(b.requests, 0) <> coalesce(c.requests, 0) OR coalesce(b.tokens, 0) <> coalesce(c.tokens, 0)
+    OR coalesce(b.nanousd, 0) <> coalesce(c.nanousd, 0)`},
+
+	{"I5 transfers-equal-charges", "apps whose spend account differs from the sum of what their requests were charged", `
+SELECT count(*)
+FROM (SELECT 'app:' || app || ':spend' AS name, sum(charged_nanousd) AS nanousd FROM reservations GROUP BY 1) r
+FULL JOIN (
+    SELECT a.name, sum(CASE WHEN t.debit_account_id = a.account_id THEN t.amount_nanousd ELSE -t.amount_nanousd END) AS nanousd
+    FROM accounts a
+    JOIN transfers t ON a.account_id IN (t.debit_account_id, t.credit_account_id)
+    WHERE a.kind = 'spend' AND t.kind IN ('settle', 'expire', 'correct')
+    GROUP BY 1
+) t USING (name)
+WHERE coalesce(r.nanousd, 0) <> coalesce(t.nanousd, 0)`},
+
+	{"I5 charges-equal-events", "used events whose cost or tokens are not what their request was charged", `
+SELECT count(*)
+FROM events e
+CROSS JOIN LATERAL (SELECT ` + bodyJSON + ` -> 'outcome' AS outcome) o
+LEFT JOIN reservations r ON r.reservation_id = split_part(e.event_id, ':', 1) AND r.day = e.day AND r.state = 'settled'
+WHERE e.kind = 'used' AND (
+    r.charged_nanousd IS DISTINCT FROM (o.outcome ->> 'cost_nanousd')::bigint
+    OR r.charged_tokens IS DISTINCT FROM (
+        SELECT coalesce(sum(u.value::bigint), 0) FROM json_each_text(o.outcome -> 'usage') AS u))`},
+
+	{"I6 double-entry", "transfers without two accounts, and corrections that do not mirror one charge", `
+SELECT (SELECT count(*) FROM transfers t
+        WHERE NOT EXISTS (SELECT FROM accounts a WHERE a.account_id = t.debit_account_id)
+           OR NOT EXISTS (SELECT FROM accounts a WHERE a.account_id = t.credit_account_id))
+     + (SELECT count(*) FROM transfers c
+        LEFT JOIN transfers t ON t.day = c.day AND t.event_id = split_part(c.linked_transfer, '/', 1) AND t.kind = 'expire'
+        WHERE c.kind = 'correct' AND (t.amount_nanousd IS DISTINCT FROM c.amount_nanousd
+           OR t.debit_account_id IS DISTINCT FROM c.credit_account_id OR t.credit_account_id IS DISTINCT FROM c.debit_account_id))`},
+
+	{"I6 trial-balance", "nano-dollars by which all debits differ from all credits", `
+SELECT abs(coalesce(sum(balance_usd), 0) * 1000000000)::bigint FROM finance.trial_balance`},
+
+	{"I7 classes-sum", "requests whose token classes, or whose cost by class, do not sum to the total", `
+SELECT (SELECT count(*) FROM reservations
+        WHERE state = 'settled' AND charged_tokens <> input_tokens + cached_input_tokens + cache_write_5m_tokens
+            + cache_write_1h_tokens + input_audio_tokens + input_image_tokens + output_tokens + reasoning_tokens
+            + output_audio_tokens + output_image_tokens)
+     + (SELECT count(*) FROM transfers t
+        WHERE t.components IS NOT NULL AND t.amount_nanousd <> (
+            SELECT coalesce(sum((c ->> 'nanousd')::bigint), 0) FROM json_array_elements(t.components) AS c))`},
+
+	{"I8 no-gaps", "sequences of producers that have not arrived although later ones have", `
+SELECT coalesce(sum(upper(hole) - lower(hole)), 0)::bigint
+FROM producers p, unnest(int8multirange(int8range(1, upper(p.seen))) - p.seen) AS hole`},
+
+	{"I8 nothing-parked", "messages that could not be settled", `
+SELECT count(*) FROM parked_events`},
+}

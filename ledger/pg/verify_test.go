@@ -1,0 +1,63 @@
+package pg_test
+
+import (
+	"context"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+
+	"tollgate/e2e/stack"
+	"tollgate/ledger"
+	"tollgate/ledger/event"
+)
+
+// TestVerifyNamesWhatIsBroken changes one row by hand at a time, with the triggers off, and expects the invariants to say so.
+func TestVerifyNamesWhatIsBroken(t *testing.T) {
+	t.Parallel()
+	tests := []struct{ name, sql, check string }{
+		{"budget", `UPDATE budgets SET nanousd = nanousd + 1 WHERE app = 'checkout' AND period = 'day'`, "I5 budgets-equal-charges"},
+		{"budget lost", `DELETE FROM budgets WHERE period = 'total'`, "I5 budgets-equal-charges"},
+		{"over limit", `UPDATE policy_limits SET limit_value = 499`, "I1 within-limits"},
+		{"transfer lost", `DELETE FROM transfers`, "I4 one-final-transfer"},
+		{"transfer changed", `UPDATE transfers SET amount_nanousd = amount_nanousd + 1 WHERE kind = 'settle'`, "I5 transfers-equal-charges"},
+		{"transfer invented", `INSERT INTO transfers SELECT (jsonb_populate_record(t, '{"kind": "grant", "debit_account_id": 999}')).* FROM transfers t`, "I6 double-entry"},
+		{"charge changed", `UPDATE reservations SET charged_tokens = 1`, "I5 charges-equal-events"},
+		{"classes changed", `UPDATE reservations SET input_tokens = input_tokens + 1`, "I7 classes-sum"},
+		{"event lost", `UPDATE producers SET seen = seen - '{[1,2)}'`, "I8 no-gaps"},
+		{"pending for ever", `UPDATE reservations SET state = 'pending', ended_at = NULL, charged_requests = 0, charged_tokens = 0, charged_nanousd = 0`, "I3 reservations-end"},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
+			url := stack.Postgres(t)
+			store := openAt(t, url)
+			r := reservation("checkout", 0, start)
+			policy := &event.Event{
+				V: event.Version, ID: event.ID(event.NewReservationID(start), event.KindPolicy), Kind: event.KindPolicy, App: "none",
+				OccurredAt: start, Producer: "gw-1", Sequence: 3,
+				Policy: &event.Policy{Revision: "1", Limits: []event.PolicyLimit{{
+					Name: "app-day", Tier: ledger.TierApp, Family: "app", Unit: ledger.UnitUSD, Period: ledger.PeriodDay, Limit: 500, Hard: true,
+				}}},
+			}
+			mustPost(t, store, newEvent(event.KindReserved, "checkout", r, 1), newEvent(event.KindUsed, "checkout", r, 2), policy)
+			requireVerified(t, store)
+
+			ctx := context.Background()
+			conn, err := pgx.Connect(ctx, url)
+			require.NoError(t, err)
+			defer func() { require.NoError(t, conn.Close(ctx)) }()
+			_, err = conn.Exec(ctx, "SET session_replication_role = replica; "+test.sql)
+			require.NoError(t, err)
+			checks, err := store.Verify(ctx)
+			require.NoError(t, err)
+			var broken []string
+			for _, c := range checks {
+				if !c.OK {
+					broken = append(broken, c.Name)
+				}
+			}
+			require.Contains(t, broken, test.check)
+		})
+	}
+}

@@ -1,0 +1,167 @@
+package migrations_test
+
+import (
+	"context"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sync/errgroup"
+
+	"tollgate/e2e/stack"
+	"tollgate/migrations"
+)
+
+func TestMain(m *testing.M) { stack.Main(m, stack.Options{}) }
+
+func connect(t *testing.T, url string) *pgx.Conn {
+	t.Helper()
+	conn, err := pgx.Connect(t.Context(), url)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, conn.Close(context.Background())) })
+	return conn
+}
+
+// schema lists every table, view, column, constraint, index and function of ours.
+func schema(t *testing.T, url string) []string {
+	t.Helper()
+	const query = `
+SELECT 'column ' || c.table_schema || '.' || c.table_name || '.' || c.column_name || ' ' || c.data_type || ' ' || c.is_nullable
+FROM information_schema.columns c WHERE c.table_schema IN ('public', 'finance') AND c.table_name NOT LIKE 'goose%'
+UNION ALL SELECT 'constraint ' || conrelid::regclass || ' ' || conname || ' ' || pg_get_constraintdef(oid)
+FROM pg_constraint WHERE conrelid <> 0 AND connamespace = 'public'::regnamespace AND conrelid::regclass::text NOT LIKE 'goose%'
+UNION ALL SELECT 'index ' || indexdef FROM pg_indexes WHERE schemaname = 'public' AND tablename NOT LIKE 'goose%'
+UNION ALL SELECT 'function ' || oid::regprocedure FROM pg_proc WHERE pronamespace::regnamespace::text IN ('public', 'finance')
+UNION ALL SELECT 'grant ' || grantee || ' ' || privilege_type || ' ' || table_schema || '.' || table_name
+FROM information_schema.role_table_grants WHERE grantee IN ('finance', 'grafana', 'tollgate_app') AND table_name NOT LIKE 'goose%'
+ORDER BY 1`
+	rows, err := connect(t, url).Query(t.Context(), query)
+	require.NoError(t, err)
+	found, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	require.NoError(t, err)
+	return found
+}
+
+func TestUpDownUp(t *testing.T) {
+	t.Parallel()
+	ctx, url := t.Context(), stack.Postgres(t)
+	require.NoError(t, migrations.Up(ctx, url))
+	first := schema(t, url)
+	require.Greater(t, len(first), 300)
+
+	states, err := migrations.Status(ctx, url)
+	require.NoError(t, err)
+	require.NotEmpty(t, states)
+	for version := int64(len(states)) - 1; version >= 0; version-- {
+		require.NoError(t, migrations.DownTo(ctx, url, version))
+	}
+	require.Empty(t, schema(t, url))
+	states, err = migrations.Status(ctx, url)
+	require.NoError(t, err)
+	for _, s := range states {
+		require.False(t, s.Applied, s.Name)
+	}
+
+	require.NoError(t, migrations.Up(ctx, url))
+	require.Equal(t, first, schema(t, url))
+}
+
+func TestUpByFiveStartersAtOnce(t *testing.T) {
+	t.Parallel()
+	url := stack.Postgres(t)
+	group, ctx := errgroup.WithContext(t.Context())
+	for range 5 {
+		group.Go(func() error { return migrations.Up(ctx, url) })
+	}
+	require.NoError(t, group.Wait())
+}
+
+func TestUpInFiveDatabasesOfOneCluster(t *testing.T) {
+	t.Parallel()
+	group, ctx := errgroup.WithContext(t.Context())
+	for range 5 {
+		url := stack.Postgres(t)
+		group.Go(func() error { return migrations.Up(ctx, url) })
+	}
+	require.NoError(t, group.Wait(), "the roles belong to all databases")
+}
+
+func TestJournalRefusesChange(t *testing.T) {
+	t.Parallel()
+	url := stack.Postgres(t)
+	require.NoError(t, migrations.Up(t.Context(), url))
+	conn := connect(t, url)
+	const event = `
+INSERT INTO events (event_id, day, kind, app, producer, sequence, occurred_at, body_hash, body)
+VALUES ('x', current_date, 'used', 'a', 'p', 0, now(), sha256(''), ''), ('y', '1999-01-01', 'used', 'a', 'p', 0, now(), sha256(''), '')`
+	const transfer = `
+INSERT INTO transfers (event_id, kind, day, debit_account_id, credit_account_id, amount_nanousd, occurred_at, utc_day)
+VALUES ('x', 'settle', current_date, 1, 2, 3, now(), current_date), ('x', 'settle', '1999-01-01', 1, 2, 3, now(), current_date)`
+	for _, sql := range []string{event, transfer} {
+		_, err := conn.Exec(t.Context(), sql)
+		require.NoError(t, err)
+	}
+	for _, sql := range []string{
+		`UPDATE events SET body = 'x'`, `DELETE FROM events`, `TRUNCATE events`, `TRUNCATE events_default`,
+		`UPDATE transfers SET amount_nanousd = 0`, `DELETE FROM transfers WHERE day = '1999-01-01'`, `TRUNCATE transfers`,
+		`DO $$ BEGIN EXECUTE 'TRUNCATE transfers' || to_char(current_date, '_YYYY_MM'); END $$`,
+	} {
+		_, err := conn.Exec(t.Context(), sql)
+		var refused *pgconn.PgError
+		require.ErrorAs(t, err, &refused, sql)
+		require.Contains(t, refused.Message, "append-only", sql)
+	}
+}
+
+func TestRoles(t *testing.T) {
+	t.Parallel()
+	url := stack.Postgres(t)
+	require.NoError(t, migrations.Up(t.Context(), url))
+	tests := []struct {
+		role, sql string
+		allowed   bool
+	}{
+		{"finance", `SELECT count(*) FROM finance.requests`, true},
+		{"finance", `SELECT * FROM finance.statement('checkout', '2026-11-01')`, true},
+		{"finance", `SELECT count(*) FROM events`, false},
+		{"finance", `SELECT count(*) FROM api_keys`, false},
+		{"grafana", `SELECT count(*) FROM finance.budget_status`, true},
+		{"grafana", `SELECT ensure_partitions('2030-01-01', '2030-01-02')`, false},
+		{"tollgate_app", `INSERT INTO apps (app) VALUES ('a')`, true},
+		{"tollgate_app", `SELECT ensure_partitions('2030-01-01', '2030-01-02')`, true},
+		{"tollgate_app", `DELETE FROM apps`, false},
+		{"tollgate_app", `UPDATE transfers SET amount_nanousd = 0`, false},
+		{"tollgate_app", `TRUNCATE budgets`, false},
+	}
+	for _, test := range tests {
+		conn := connect(t, url)
+		_, err := conn.Exec(t.Context(), "SET ROLE "+test.role)
+		require.NoError(t, err)
+		_, err = conn.Exec(t.Context(), test.sql)
+		if test.allowed {
+			require.NoError(t, err, "%s: %s", test.role, test.sql)
+			continue
+		}
+		var refused *pgconn.PgError
+		require.ErrorAs(t, err, &refused, "%s: %s", test.role, test.sql)
+		require.Equal(t, "42501", refused.Code, "%s: %s", test.role, test.sql)
+	}
+}
+
+func TestEveryViewAndColumnIsExplained(t *testing.T) {
+	t.Parallel()
+	url := stack.Postgres(t)
+	require.NoError(t, migrations.Up(t.Context(), url))
+	rows, err := connect(t, url).Query(t.Context(), `
+SELECT c.relname || coalesce('.' || a.attname, '')
+FROM pg_class c
+LEFT JOIN LATERAL (SELECT attname, attnum FROM pg_attribute WHERE attrelid = c.oid AND attnum > 0
+    UNION ALL SELECT NULL, 0) a ON true
+WHERE c.relnamespace = 'finance'::regnamespace AND c.relkind = 'v' AND coalesce(col_description(c.oid, nullif(a.attnum, 0)),
+    CASE WHEN a.attnum = 0 THEN obj_description(c.oid) END) IS NULL`)
+	require.NoError(t, err)
+	bare, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	require.NoError(t, err)
+	require.Empty(t, bare)
+}
