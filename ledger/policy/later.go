@@ -1,0 +1,26 @@
+package policy
+
+// later is what the grammar has and this version does not enforce yet, with what to do meanwhile. To support a thing is to
+// enforce it and to delete its row.
+var later = map[string]string{
+	"action fallback":           "use reject",
+	"action flag":               "use reject",
+	"action throttle":           "use reject",
+	"algorithm fixed_window":    "use token_bucket or sliding_log",
+	"algorithm sliding_counter": "use token_bucket or sliding_log",
+	"by ip":                     "split by another dimension",
+	"concurrency":               "remove the limit",
+	"fallback":                  "remove it",
+	"priority":                  "remove it",
+	"protocol anthropic":        "remove the provider and its models",
+	"protocol gemini":           "remove the provider and its models",
+	"shadow":                    "remove the limit",
+	"tier ip":                   "limit another tier",
+}
+
+// uses notes that the file asks for a feature.
+func (v value) uses(feature string) {
+	if advice, ok := later[feature]; ok {
+		v.r.later = append(v.r.later, v.problem("%s is not enforced by this version: %s", feature, advice))
+	}
+}

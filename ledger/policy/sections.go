@@ -1,0 +1,267 @@
+package policy
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"net/url"
+	"strings"
+	"time"
+
+	"tollgate/ledger"
+)
+
+// nameBytes are the bytes of the names of apps and limits, which become parts of message subjects, keys and headers.
+const nameBytes = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-"
+
+// maxOwnName is the longest name, in bytes, that the policy itself gives: of an app, plan, provider, model or limit.
+const maxOwnName = 128
+
+// CheckApp says whether name can be an app's. It becomes part of message subjects and keys, so only ASCII letters, digits,
+// "_" and "-" are allowed, and "shared" is taken by the counters that all apps share.
+func CheckApp(name string) error {
+	switch {
+	case name == "":
+		return errors.New("an app needs a name")
+	case len(name) > maxOwnName:
+		return fmt.Errorf("app name %s is longer than %d bytes", quote(name), maxOwnName)
+	case strings.Trim(name, nameBytes) != "":
+		return fmt.Errorf("app name %s: use letters, digits, _ and - only", quote(name))
+	case name == "shared":
+		return errors.New(`app name "shared" is reserved: use another`)
+	}
+	return nil
+}
+
+// ownName checks a name that the policy itself gives.
+func (v value) ownName(name string) {
+	if len(name) > maxOwnName {
+		v.fail("the name is longer than %d bytes: shorten it", maxOwnName)
+	}
+	if strings.ContainsFunc(name, func(c rune) bool { return c < ' ' || c == 0x7f }) {
+		v.fail("the name contains a control character: remove it")
+	}
+}
+
+func (f *file) providers(top record) {
+	f.policy.Providers = make(map[string]*Provider)
+	if v, ok := top.get("providers"); ok {
+		for _, e := range v.entries() {
+			e.key.ownName(e.name)
+			f.policy.Providers[e.name] = f.provider(e)
+		}
+	}
+	f.providerNames = sorted(f.policy.Providers)
+}
+
+func (f *file) provider(e entry) *Provider {
+	p := &Provider{Name: e.name, OnDisconnect: OnDisconnectCancel, Line: e.key.node.Line}
+	rec := e.record("protocol", "base_url", "api_key_env", "api_key_file", "on_disconnect")
+	if v, ok := rec.require("protocol", "give openai, anthropic or gemini"); ok {
+		p.Protocol, _ = choice(v, "protocol", ProtocolOpenAI, ProtocolAnthropic, ProtocolGemini)
+		v.uses("protocol " + string(p.Protocol))
+	}
+	if v, ok := rec.require("base_url", "give the address that the API's paths follow, e.g. https://api.openai.com/v1"); ok {
+		p.BaseURL = v.baseURL()
+	}
+	env, hasEnv := rec.get("api_key_env")
+	path, hasFile := rec.get("api_key_file")
+	if hasEnv {
+		name, ok := env.text()
+		if ok && !envName.MatchString(name) {
+			// The text may be the key itself, put here by mistake: it is not repeated.
+			env.fail("is not the name of an environment variable: name the variable that holds the key, never the key")
+		}
+		p.APIKeyEnv = name
+	}
+	if hasFile {
+		p.APIKeyFile, _ = path.text()
+	}
+	if hasEnv && hasFile {
+		path.fail("api_key_env is given too: keep one of the two")
+	}
+	if v, ok := rec.get("on_disconnect"); ok {
+		p.OnDisconnect, _ = choice(v, "answer to a disconnect", OnDisconnectCancel, OnDisconnectDrain)
+	}
+	return p
+}
+
+func (v value) baseURL() string {
+	text, ok := v.text()
+	if !ok {
+		return ""
+	}
+	u, err := url.Parse(text)
+	switch {
+	case err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Hostname() == "":
+		v.fail("is not a web address: write one such as https://api.openai.com/v1")
+	case u.User != nil:
+		v.fail("contains a user name or password: give the key with api_key_env or api_key_file")
+	case u.RawQuery != "" || u.ForceQuery || u.Fragment != "":
+		v.fail("contains a query or fragment: end the address with its path")
+	}
+	return strings.TrimRight(text, "/")
+}
+
+// knownProvider reports a provider that is not declared.
+func (f *file) knownProvider(v value, name string) bool {
+	if f.policy.Providers[name] == nil {
+		v.fail("unknown provider %s; %s", quote(name), f.r.choices(name, f.providerNames))
+		return false
+	}
+	return true
+}
+
+func (f *file) models(top record) {
+	f.policy.Models = make(map[string]*Model)
+	f.upstreams = make(map[string]bool)
+	if v, ok := top.get("models"); ok {
+		for _, e := range v.entries() {
+			e.key.ownName(e.name)
+			m := &Model{Name: e.name, Upstream: e.name, Line: e.key.node.Line}
+			rec := e.record("provider", "upstream_model")
+			if v, ok := rec.require("provider", "name the provider that serves the model"); ok {
+				if name, ok := v.text(); ok && f.knownProvider(v, name) {
+					m.Provider = name
+				}
+			}
+			if v, ok := rec.get("upstream_model"); ok {
+				name, _ := v.text()
+				v.ownName(name)
+				m.Upstream = cmp.Or(name, m.Name)
+			}
+			f.policy.Models[e.name], f.upstreams[m.Upstream] = m, true
+		}
+	}
+	f.modelNames, f.upstreamNames = sorted(f.policy.Models), sorted(f.upstreams)
+	if len(f.policy.Models) == 0 {
+		top.warn("no models are declared: every request is refused, because callers may only ask for those")
+	}
+}
+
+func (f *file) prices(top record) {
+	type row struct {
+		provider, model string
+		from            time.Time
+	}
+	seen := make(map[row]int)
+	v, ok := top.get("prices")
+	if !ok {
+		return
+	}
+	for _, item := range v.items() {
+		price := f.price(item)
+		at := row{price.Provider, price.Model, price.From}
+		if line := seen[at]; line > 0 && price.Model != "" {
+			item.fail("the row in line %d has the same provider, model and date: keep one", line)
+		}
+		seen[at] = price.Line
+		f.policy.Prices = append(f.policy.Prices, price)
+	}
+}
+
+func (f *file) price(item value) PriceRow {
+	price := PriceRow{PerMillion: make(map[ledger.Class]ledger.NanoUSD), Line: item.node.Line}
+	rec := item.record("provider", "model", "from", "usd_per_million")
+	if v, ok := rec.require("provider", "name the provider that the price is of"); ok {
+		if name, ok := v.text(); ok && f.knownProvider(v, name) {
+			price.Provider = name
+		}
+	}
+	if v, ok := rec.require("model", "name the upstream model"); ok {
+		price.Model, _ = v.text()
+	}
+	if v, ok := rec.require("from", "give the date from which it holds"); ok {
+		price.From, _ = v.instant(true)
+	}
+	if v, ok := rec.require("usd_per_million", "give dollars per million tokens, by class"); ok {
+		var classes []string
+		for _, class := range (ledger.Usage{}).Classes() {
+			classes = append(classes, string(class.Class))
+		}
+		prices := v.record(classes...)
+		if len(prices.fields) == 0 {
+			v.fail("no price: give at least input and output; %s", f.r.choices("", classes))
+		}
+		for class, v := range prices.fields {
+			price.PerMillion[ledger.Class(class)], _ = v.usd()
+		}
+	}
+	return price
+}
+
+func (f *file) plans(top record) {
+	f.policy.Plans = map[string]*Plan{DefaultPlan: {Name: DefaultPlan, OnExceed: OnExceed{Action: ActionReject}}}
+	if v, ok := top.get("plans"); ok {
+		for _, e := range v.entries() {
+			e.key.ownName(e.name)
+			plan := &Plan{Name: e.name, OnExceed: OnExceed{Action: ActionReject}, Line: e.key.node.Line}
+			if v, ok := e.record("on_exceed").get("on_exceed"); ok {
+				plan.OnExceed = v.onExceed()
+			}
+			f.policy.Plans[e.name] = plan
+		}
+	}
+	f.planNames = sorted(f.policy.Plans)
+}
+
+// plan reports a plan that is not declared.
+func (f *file) plan(v value, name string) bool {
+	if f.policy.Plans[name] == nil {
+		v.fail("unknown plan %s; %s", quote(name), f.r.choices(name, f.planNames))
+		return false
+	}
+	return true
+}
+
+func (f *file) apps(top record) {
+	f.policy.Apps = make(map[string]*App)
+	v, ok := top.get("apps")
+	if !ok {
+		return
+	}
+	for _, e := range v.entries() {
+		if err := CheckApp(e.name); err != nil {
+			e.key.fail("%s", err)
+		}
+		app := &App{Name: e.name, Plan: DefaultPlan, Line: e.key.node.Line}
+		rec := e.record("plan", "fallback")
+		if v, ok := rec.get("plan"); ok {
+			if name, ok := v.text(); ok && f.plan(v, name) {
+				app.Plan = name
+			}
+		}
+		if v, ok := rec.get("fallback"); ok {
+			v.uses("fallback")
+			app.Fallback = f.fallback(v)
+		}
+		f.policy.Apps[e.name] = app
+	}
+}
+
+func (f *file) fallback(v value) map[string]string {
+	models := make(map[string]string)
+	for _, e := range v.entries() {
+		if f.policy.Models[e.name] == nil {
+			e.key.warn("callers cannot ask for the model, so it never falls back; %s", f.r.choices(e.name, f.modelNames))
+		}
+		name, ok := e.text()
+		switch {
+		case !ok || !f.model(e.value, name, f.modelNames):
+		case name == e.name:
+			e.fail("a model cannot fall back to itself: name a cheaper one")
+		default:
+			models[e.name] = name
+		}
+	}
+	return models
+}
+
+// model reports a model that is not among the sorted names.
+func (f *file) model(v value, name string, names []string) bool {
+	if !contains(names, name) {
+		v.fail("unknown model %s; %s", quote(name), f.r.choices(name, names))
+		return false
+	}
+	return true
+}
