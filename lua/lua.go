@@ -48,6 +48,10 @@ var (
 // a script of another version.
 var ErrReply = errors.New("unexpected reply")
 
+// ErrCall is wrapped by Reserve for a call that cannot be judged exactly, whatever Redis holds: a negative amount, a rate
+// without a window, figures too large for its arithmetic. Nothing was sent.
+var ErrCall = errors.New("call cannot be judged")
+
 // Scripts runs the scripts on one Redis. It is safe for concurrent use and owns no goroutine; the client belongs to the
 // caller.
 type Scripts struct {
@@ -125,12 +129,16 @@ func (s *Scripts) send(ctx context.Context, args []any) ([]any, error) {
 	if err := s.client.Process(ctx, cmd); err != nil {
 		return nil, err
 	}
-	return cmd.Slice()
+	reply, err := cmd.Slice()
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrReply, err)
+	}
+	return reply, nil
 }
 
 // Unknown reports whether after err nobody can say if the script ran: the answer did not arrive. A reserve may then be asked
 // again with the same id, never with a fresh one.
 func Unknown(err error) bool {
 	var answered redis.Error
-	return err != nil && !errors.As(err, &answered)
+	return err != nil && !errors.Is(err, ErrCall) && !errors.As(err, &answered)
 }

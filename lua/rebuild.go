@@ -81,7 +81,8 @@ func (s *Scripts) rebuildSlot(ctx context.Context, c RebuildCall) error {
 	return s.client.Set(ctx, markKey(c.Slot), c.Generation+" "+strconv.FormatInt(lost, 10), markTTL).Err()
 }
 
-// forgetReservations removes the records that Redis still has: what they held is about to be written absolutely.
+// forgetReservations removes the records that Redis still has, and the slot's counters that they name: what is held is about
+// to be written absolutely, and a counter that only held what the ledger never heard of would hold it for ever.
 func (s *Scripts) forgetReservations(ctx context.Context, slot string) error {
 	ids, err := s.client.ZRange(ctx, deadlinesKey(slot), 0, -1).Result()
 	if err != nil {
@@ -92,6 +93,17 @@ func (s *Scripts) forgetReservations(ctx context.Context, slot string) error {
 		keys := make([]string, n)
 		for i, id := range ids[:n] {
 			keys[i] = reservationKey(slot, id)
+		}
+		records, err := s.client.MGet(ctx, keys...).Result()
+		if err != nil {
+			return err
+		}
+		for _, text := range records {
+			for _, key := range countersOf(text) {
+				if strings.HasPrefix(key, tag(slot)) {
+					keys = append(keys, key)
+				}
+			}
 		}
 		if err := s.client.Del(ctx, keys...).Err(); err != nil {
 			return err
@@ -154,8 +166,14 @@ func (s *Scripts) rebuildChunk(ctx context.Context, slot string, states []heldSt
 		r := &records[i]
 		args = append(args, r.ReservationID, r.Deadline.UnixMilli(), record(slot, r))
 	}
-	_, err := s.run(ctx, s.rebuild, keys, args)
-	return err
+	reply, err := s.run(ctx, s.rebuild, keys, args)
+	if err != nil {
+		return err
+	}
+	if r := (replyReader{reply: reply}); r.integer() != 1 {
+		return fmt.Errorf("%w: %v", ErrReply, reply)
+	}
+	return nil
 }
 
 // record is the text that reserve.lua writes for the reservation.
@@ -195,11 +213,15 @@ func (s *Scripts) Overdue(ctx context.Context, app string, before time.Time, lim
 	overdue := make([]Overdue, len(found))
 	for i, z := range found {
 		overdue[i] = Overdue{ReservationID: z.Member.(string), Deadline: time.UnixMilli(int64(z.Score)).UTC()}
-		if text, ok := records[i].(string); ok && text != "ended" {
-			overdue[i].counterKeys = strings.Split(text, "\n")[1:]
-		}
+		overdue[i].counterKeys = countersOf(records[i])
 	}
 	return overdue, nil
+}
+
+// countersOf gives the keys that a reservation's record names; none for a tombstone or a missing record.
+func countersOf(record any) []string {
+	text, _ := record.(string)
+	return strings.Split(text, "\n")[1:]
 }
 
 func wrapOverdue(app string, err error) error {

@@ -3,7 +3,6 @@ package lua
 import (
 	"context"
 	"fmt"
-	"strconv"
 	"time"
 
 	"tollgate/ledger"
@@ -67,7 +66,7 @@ type BudgetState struct {
 type RateState struct {
 	Fits  bool
 	Used  int64
-	Wait  time.Duration // until the same request would fit
+	Wait  time.Duration // until the same request would fit; without meaning when it is larger than the limit itself
 	Reset time.Duration // until the rate is idle again, were nothing more to come
 }
 
@@ -76,6 +75,9 @@ var unitIndex = map[ledger.Unit]int{ledger.UnitRequests: 1, ledger.UnitTokens: 2
 // Reserve judges the request and holds its amounts everywhere or nowhere. It is idempotent by ID. An error for which Unknown
 // is true leaves open whether it ran. Values must be below 2^53 for rates; budgets are exact over the whole of int64.
 func (s *Scripts) Reserve(ctx context.Context, c *ReserveCall) (Decision, error) {
+	if err := c.check(); err != nil {
+		return Decision{}, fmt.Errorf("reserve %s: %w", c.ID, err)
+	}
 	keys := 4 + len(c.Counters)
 	args := make([]any, 3, 24+len(c.Counters)*4+len(c.Budgets)*3+len(c.Rates)*9)
 	args = append(args, markKey(c.App), markKey(SharedSlot), reservationKey(c.App, c.ID), deadlinesKey(c.App))
@@ -121,15 +123,19 @@ func appendWindow(args []any, w ledger.Window) []any {
 }
 
 func appendRate(args []any, r *Rate, firstKey int) []any {
-	shared := 0
-	if r.Tier.Shared() {
-		shared = 1
-	}
+	shared := sharedFlag(r.Tier)
 	if r.Algorithm == ledger.AlgorithmTokenBucket {
 		perUnit, drain := bucketScale(r.Amount, r.Window, r.Burst)
 		return append(args, 1, firstKey, unitIndex[r.Unit], shared, perUnit, drain, r.Burst)
 	}
 	return append(args, 2, firstKey, unitIndex[r.Unit], shared, r.Amount, r.Window.Microseconds(), 0)
+}
+
+func sharedFlag(t ledger.Tier) int {
+	if t.Shared() {
+		return 1
+	}
+	return 0
 }
 
 // bucketScale gives a bucket's arithmetic in whole ticks: one unit is perUnit ticks, one microsecond drains drain ticks, so
@@ -140,7 +146,6 @@ func bucketScale(amount int64, window time.Duration, burst int64) (perUnit, drai
 	if d := gcd(perUnit, drain); d > 1 {
 		perUnit, drain = perUnit/d, drain/d
 	}
-	const most = int64(1) << 52
 	for perUnit > most/(burst+1) && drain > 1 {
 		perUnit, drain = (perUnit+1)/2, drain/2
 	}
@@ -152,62 +157,4 @@ func gcd(a, b int64) int64 {
 		a, b = b, a%b
 	}
 	return a
-}
-
-func decodeDecision(reply []any, budgets, rates int) (Decision, error) {
-	if len(reply) < 2 {
-		return Decision{}, fmt.Errorf("%w: %d elements", ErrReply, len(reply))
-	}
-	r := replyReader{reply: reply}
-	d := Decision{Status: Status(r.integer()), Now: time.UnixMicro(r.integer()).UTC()}
-	if d.Status == StatusAllowed || d.Status == StatusRefused {
-		if want := 2 + 3*budgets + 4*rates; len(reply) != want {
-			return Decision{}, fmt.Errorf("%w: %d elements, want %d", ErrReply, len(reply), want)
-		}
-		d.Budgets = make([]BudgetState, budgets)
-		for i := range d.Budgets {
-			d.Budgets[i] = BudgetState{r.integer() == 1, r.integer(), r.integer()}
-		}
-		d.Rates = make([]RateState, rates)
-		for i := range d.Rates {
-			d.Rates[i] = RateState{r.integer() == 1, r.integer(), r.microseconds(), r.microseconds()}
-		}
-	} else if len(reply) != 2 || d.Status < 0 || d.Status > StatusHeld {
-		return Decision{}, fmt.Errorf("%w: status %d with %d elements", ErrReply, d.Status, len(reply))
-	}
-	return d, r.err
-}
-
-// replyReader reads a flat reply of integers and decimal strings; the first element of a wrong type is kept as err.
-type replyReader struct {
-	reply []any
-	err   error
-}
-
-func (r *replyReader) integer() int64 {
-	if len(r.reply) == 0 {
-		r.err = fmt.Errorf("%w: too short", ErrReply)
-		return 0
-	}
-	value := r.reply[0]
-	r.reply = r.reply[1:]
-	switch v := value.(type) {
-	case int64:
-		return v
-	case string:
-		n, err := strconv.ParseInt(v, 10, 64)
-		if err != nil && r.err == nil {
-			r.err = fmt.Errorf("%w: %q is no integer", ErrReply, v)
-		}
-		return n
-	default:
-		if r.err == nil {
-			r.err = fmt.Errorf("%w: %T is no integer", ErrReply, v)
-		}
-		return 0
-	}
-}
-
-func (r *replyReader) microseconds() time.Duration {
-	return time.Duration(r.integer()) * time.Microsecond
 }

@@ -10,7 +10,9 @@
 --       a rate:     kind (1 bucket, 2 log), first key (1-based among the rates' keys), unit (1, 2), shared (0, 1), then
 --                   bucket: ticks a unit, ticks a microsecond, capacity (units); log: limit (units), window (us), 0.
 -- Reply: status, now (us), then for each budget: fits (0, 1), used, held (decimal strings, before this request);
---        for each rate: fits, used (units), wait until it would fit (us), time until idle again (us).
+--        for each rate: fits, used (units), wait until it would fit (us), time until idle again (us). A wait is exact for
+--        buckets and for logs of requests; of a log of tokens it is at most the window when 1000 entries are not enough, and
+--        it means nothing where the need alone is more than the limit.
 --        status 1 allowed, 0 refused, 2 the mark is missing or of another generation, 3 a window is over or not yet begun,
 --        4 the reservation has ended, 5 it is already held. For 2 to 5 no figures follow.
 -- Cost: allowed 6 + 2 calls a counter + 2 (bucket) or 5 (log) a rate; refused about half of it and no write.
@@ -106,9 +108,12 @@ for _ = 1, n_budgets do
   reply[#reply + 1] = c[unit + 3]
 end
 
+-- The longest time that is told (us, 285 years): more would not fit the caller's clock.
+local longest = 9000000000000000
+
 local function judge_bucket(rate)
   local per_unit, drain, capacity = rate.a, rate.b, rate.c * rate.a
-  local debt, ts = 0, now
+  local debt, ts = 0, 0
   local state = redis.call('GET', KEYS[rate.key])
   if state then
     local d, t, p = string.match(state, '^(%d+) (%d+) (%d+)')
@@ -116,15 +121,17 @@ local function judge_bucket(rate)
     if tonumber(p) ~= per_unit then
       debt = math.ceil(debt / tonumber(p) * per_unit)
     end
-  elseif rate.lost > 0 then
-    -- What the bucket had given before the state was lost is unknown, so it starts as if just used up.
-    debt, ts = capacity, rate.lost
+  end
+  if ts < rate.lost then
+    -- What the bucket gave before the loss is unknown, and a state older than the loss may lack its last requests, so it
+    -- starts as if just used up.
+    debt, ts = math.max(capacity, debt - (rate.lost - ts) * drain), rate.lost
   end
   debt = math.max(0, debt - math.max(0, now - ts) * drain)
   local after = debt + rate.need * per_unit
   rate.debt, rate.ts = after, math.max(now, ts)
   local wait = math.max(0, math.ceil((after - capacity) / drain))
-  return after <= capacity, math.ceil(debt / per_unit), wait, math.ceil(debt / drain)
+  return after <= capacity, math.ceil(debt / per_unit), math.min(wait, longest), math.min(math.ceil(debt / drain), longest)
 end
 
 -- How long until enough of the oldest entries have left the window for need to fit.
@@ -159,9 +166,12 @@ local function judge_log(rate)
   if rate.unit == 1 then
     used = redis.call('ZCOUNT', KEYS[rate.key], '(' .. cutoff, '+inf')
   else
-    used = tonumber(redis.call('GET', KEYS[rate.key + 1]) or '0')
-    for _, member in ipairs(redis.call('ZRANGEBYSCORE', KEYS[rate.key], '-inf', cutoff)) do
-      used = used - tonumber(string.match(member, ':(%d+)$'))
+    local sum = redis.call('GET', KEYS[rate.key + 1])
+    used = tonumber(sum or '0')
+    local left = redis.call('ZRANGEBYSCORE', KEYS[rate.key], '-inf', cutoff)
+    -- The sum expires first, and only when every entry has left the window.
+    for i = 1, sum and #left or 0 do
+      used = used - tonumber(string.match(left[i], ':(%d+)$'))
     end
   end
   rate.cutoff, rate.sum = cutoff, used + rate.need
@@ -193,6 +203,19 @@ if reply[1] == 0 then
   return reply
 end
 
+-- Sums of more than 15 digits are left to Redis's own 64-bit addition; where that would overflow, it is said before the
+-- first write.
+local wide_need = #need[1] > 15 or #need[2] > 15 or #need[3] > 15
+for i = 1, n_counters do
+  local c = counters[i]
+  windows[i].wide = wide_need or #c[4] > 15 or #c[5] > 15 or #c[6] > 15
+  for f = 1, windows[i].wide and 3 or 0 do
+    if not fits('0', c[f + 3], need[f], '9223372036854775807') then
+      return redis.error_reply('ERR held amounts of ' .. KEYS[first_counter + i] .. ' would overflow')
+    end
+  end
+end
+
 -- 3. Commit: the record first, so that nothing is ever held without one.
 local deadline = now_ms + ttl
 redis.call('ZADD', deadlines, deadline, id)
@@ -200,13 +223,17 @@ local record = {string.format('%s %s %s %.0f', need[1], need[2], need[3], deadli
 for i = 1, n_counters do
   record[i + 1] = KEYS[first_counter + i]
 end
-redis.call('SET', reservation, table.concat(record, '\n'), 'PX', record_ttl)
+if not redis.call('SET', reservation, table.concat(record, '\n'), 'NX', 'PX', record_ttl) then
+  -- MGET shows a key of another type as missing.
+  redis.call('ZREM', deadlines, id)
+  return redis.error_reply('WRONGTYPE ' .. reservation .. ' is no string')
+end
 redis.call('PEXPIRE', deadlines, record_ttl)
 
 local held_fields = {'held_requests', 'held_tokens', 'held_nanousd'}
 for i = 1, n_counters do
   local key, c, window = KEYS[first_counter + i], counters[i], windows[i]
-  if #c[4] <= 15 and #c[5] <= 15 and #c[6] <= 15 and #need[3] <= 15 then
+  if not window.wide then
     redis.call('HSET', key, held_fields[1], string.format('%.0f', tonumber(c[4]) + tonumber(need[1])),
       held_fields[2], string.format('%.0f', tonumber(c[5]) + tonumber(need[2])),
       held_fields[3], string.format('%.0f', tonumber(c[6]) + tonumber(need[3])))
@@ -223,15 +250,18 @@ for i = 1, n_counters do
 end
 for _, rate in ipairs(rates) do
   if rate.kind == 1 then
+    -- The state stays until the reservation's deadline, even when the bucket is idle sooner: the settlement may find that
+    -- more was spent than held.
     redis.call('SET', KEYS[rate.key], string.format('%.0f %.0f %.0f %.0f', rate.debt, rate.ts, rate.a, rate.b),
-      'PX', string.format('%.0f', math.ceil(rate.debt / rate.b / 1000) + 1000))
+      'PX', string.format('%.0f', math.ceil(rate.debt / rate.b / 1000) + 1000 + ttl))
   else
-    local log, ttl_ms = KEYS[rate.key], string.format('%.0f', math.ceil(rate.b / 1000) + 1000)
+    local log, ttl_ms = KEYS[rate.key], math.ceil(rate.b / 1000) + 1000
     redis.call('ZREMRANGEBYSCORE', log, '-inf', rate.cutoff)
     redis.call('ZADD', log, string.format('%.0f', now), id .. ':' .. string.format('%.0f', rate.need))
-    redis.call('PEXPIRE', log, ttl_ms)
+    -- The sum expires before the entries: a sum that outlived them would count what has left the window.
+    redis.call('PEXPIRE', log, string.format('%.0f', ttl_ms + 1000))
     if rate.unit == 2 then
-      redis.call('SET', KEYS[rate.key + 1], string.format('%.0f', rate.sum), 'PX', ttl_ms)
+      redis.call('SET', KEYS[rate.key + 1], string.format('%.0f', rate.sum), 'PX', string.format('%.0f', ttl_ms))
     end
   end
 end

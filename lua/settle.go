@@ -46,7 +46,11 @@ const settleChunk = 64
 
 // Settle writes back to one app's slot and the shared counters what Postgres has committed: used amounts where the version
 // is newer, reservations ended by id, open ones registered where Redis does not know them. All of it is idempotent and
-// harmless in any order. When a mark is missing nothing is written: the rebuild reads the same rows.
+// harmless in any order. Opens must be open in the ledger at the time of the call: one that has ended would be held again once
+// its tombstone is gone.
+//
+// When a mark is missing nothing is written. Both slots, the app's and SharedSlot, must then be rebuilt, whichever mark was
+// missing: what the other one holds for these reservations is not taken back any more.
 func (s *Scripts) Settle(ctx context.Context, app string, states []CounterState, opens []Open, endings []Ending) (SettleResult, error) {
 	var total SettleResult
 	for first := true; first || len(opens) > 0 || len(endings) > 0; first = false {
@@ -87,13 +91,23 @@ func (s *Scripts) settleChunk(ctx context.Context, app string, states []CounterS
 	if err != nil {
 		return SettleResult{}, err
 	}
+	return decodeSettled(reply)
+}
+
+func decodeSettled(reply []any) (SettleResult, error) {
 	r := replyReader{reply: reply}
 	applied := r.integer()
 	if applied == 0 && len(reply) == 1 {
-		return SettleResult{}, nil
+		return SettleResult{}, r.err
 	}
 	result := SettleResult{applied == 1, r.integer(), r.integer(), r.integer()}
-	return result, r.err
+	if r.err == nil && (applied != 1 || len(r.reply) != 0) {
+		r.err = fmt.Errorf("%w: status %d with %d elements", ErrReply, applied, len(reply))
+	}
+	if r.err != nil {
+		return SettleResult{}, r.err
+	}
+	return result, nil
 }
 
 // settleCall gathers the keys and arguments of one run of settle.lua.
@@ -157,7 +171,8 @@ func (c *settleCall) ending(i int, e *Ending) {
 		if e.Rates[j].Algorithm == ledger.AlgorithmTokenBucket {
 			kind = 1
 		}
-		c.corrections = append(c.corrections, i+1, kind, len(c.rateKeys)+1, int64(e.Held.Tokens), int64(e.Spent.Tokens))
+		c.corrections = append(c.corrections, i+1, kind, len(c.rateKeys)+1, sharedFlag(e.Rates[j].Tier),
+			int64(e.Held.Tokens), int64(e.Spent.Tokens))
 		c.nCorrections++
 		c.rateKeys = append(c.rateKeys, rateKeys(c.app, &e.Rates[j])...)
 	}

@@ -8,10 +8,10 @@
 --       a counter:      version (0: used is not written), used requests, tokens, nano-dollars, TTL (ms);
 --       to register:    id, deadline (ms), held requests, tokens, nano-dollars, how many counters, their indexes (1-based);
 --       to end:         id, how many counters, their indexes;
---       a correction:   ending (1-based), kind (1 bucket, 2 log), first rate key, held units, spent units.
+--       a correction:   ending (1-based), kind (1 bucket, 2 log), first rate key, shared (0, 1), held units, spent units.
 -- Reply: 1, then how many reservations were ended, registered, and how many held figures would have become negative;
 --        0 alone when a mark is missing: nothing is written, a rebuild will do it all.
--- Cost: 1 + 2 calls a counter + 2 a reservation + 2 to 5 a correction. The caller bounds the batch.
+-- Cost: 4 + 3 calls a counter + 3 a registration + 1 an ending + 3 to 5 a correction. The caller bounds the batch.
 -- Idempotency: by version and by reservation id, in any order and any number of times.
 -- Clock: the Redis server's TIME, for the drain of buckets only.
 
@@ -27,6 +27,7 @@ local marks = redis.call('MGET', mark_app, mark_shared)
 if not marks[1] or not marks[2] then
   return {0}
 end
+local lost_at = {tonumber(string.match(marks[1], '%d+$') or 0), tonumber(string.match(marks[2], '%d+$') or 0)}
 
 local held_fields = {'held_requests', 'held_tokens', 'held_nanousd'}
 local used_fields = {'used_requests', 'used_tokens', 'used_nanousd'}
@@ -53,14 +54,33 @@ local function change_held(counter, sign, amounts)
   end
 end
 
+-- Every record is read and understood before the first write, so that an error leaves no trace.
+local records = {}
+if n_opens + n_endings > 0 then
+  local keys = {unpack(KEYS, first_open + 1, first_open + n_opens + n_endings)}
+  local texts = redis.call('MGET', unpack(keys))
+  for i, key in ipairs(keys) do
+    local text = texts[i]
+    if text == 'ended' then
+      records[key] = text
+    elseif text then
+      local r, t, d, forced = string.match(text, '^(%d+) (%d+) (%d+) %d+( ?%l*)')
+      if not r then
+        return redis.error_reply('ERR ' .. key .. ' is no reservation')
+      end
+      records[key] = {r, t, d, forced = forced ~= ''}
+    end
+  end
+end
+
 local registered, ended, negative = 0, 0, 0
 for i = 1, n_opens do
   local id, deadline = ARGV[at + 1], ARGV[at + 2]
   local amounts = {ARGV[at + 3], ARGV[at + 4], ARGV[at + 5]}
   local n = tonumber(ARGV[at + 6])
   at = at + 6
-  if redis.call('EXISTS', KEYS[first_open + i]) == 0 then
-    local record = {table.concat(amounts, ' ') .. ' ' .. deadline}
+  if not records[KEYS[first_open + i]] then
+    local record = {table.concat(amounts, ' ') .. ' ' .. deadline .. ' forced'}
     for j = 1, n do
       local counter = counters[tonumber(ARGV[at + j])]
       change_held(counter, 1, amounts)
@@ -69,6 +89,8 @@ for i = 1, n_opens do
     redis.call('SET', KEYS[first_open + i], table.concat(record, '\n'), 'PX', record_ttl)
     redis.call('ZADD', deadlines, deadline, id)
     redis.call('PEXPIRE', deadlines, record_ttl)
+    amounts.forced = true
+    records[KEYS[first_open + i]] = amounts
     registered = registered + 1
   end
   at = at + n
@@ -78,19 +100,21 @@ local gone, live = {}, {}
 for i = 1, n_endings do
   local id, n = ARGV[at + 1], tonumber(ARGV[at + 2])
   at = at + 2
-  local record = redis.call('GET', KEYS[first_ending + i])
+  local key = KEYS[first_ending + i]
+  local record = records[key]
   if record ~= 'ended' then
     if record then
-      local r, t, d = string.match(record, '^(%d+) (%d+) (%d+) ')
       for j = 1, n do
-        change_held(counters[tonumber(ARGV[at + j])], -1, {r, t, d})
+        change_held(counters[tonumber(ARGV[at + j])], -1, record)
       end
-      gone[#gone + 1] = id
-      live[i] = id
+      -- What was registered here was never charged to a rate, so there is nothing to correct.
+      live[i] = not record.forced and id or nil
       ended = ended + 1
     end
     -- The tombstone keeps a late reserve, or a late registration, from holding what has ended.
-    redis.call('SET', KEYS[first_ending + i], 'ended', 'PX', tombstone_ttl)
+    redis.call('SET', key, 'ended', 'PX', tombstone_ttl)
+    records[key] = 'ended'
+    gone[#gone + 1] = id
   end
   at = at + n
 end
@@ -114,6 +138,9 @@ for _, c in ipairs(counters) do
       if held[f] < 0 then
         negative = negative + 1
         held[f] = 0
+        if c.direct then
+          redis.call('HSET', c.key, held_fields[f], '0')
+        end
       end
     end
     if not c.direct then
@@ -129,17 +156,23 @@ end
 local time = redis.call('TIME')
 local now = tonumber(time[1]) * 1000000 + tonumber(time[2])
 
-local function correct_bucket(key, difference)
+local function correct_bucket(key, lost, difference)
   local state = redis.call('GET', key)
   if not state then
     return
   end
   local d, t, p, r = string.match(state, '^(%d+) (%d+) (%d+) (%d+)$')
   local debt, ts, per_unit, drain = tonumber(d), tonumber(t), tonumber(p), tonumber(r)
+  if ts < lost then
+    -- The next reserve starts it as if just used up at the loss; a newer state would hide that.
+    return
+  end
   debt = math.max(0, debt - math.max(0, now - ts) * drain)
   debt = math.max(0, debt + difference * per_unit)
+  -- Other reservations may still correct this bucket: its life is never shortened.
+  local life = math.max(redis.call('PTTL', key), math.ceil(debt / drain / 1000) + 1000)
   redis.call('SET', key, string.format('%.0f %.0f %.0f %.0f', debt, math.max(now, ts), per_unit, drain),
-    'PX', string.format('%.0f', math.ceil(debt / drain / 1000) + 1000))
+    'PX', string.format('%.0f', life))
 end
 
 local function correct_log(log, sum, id, held, spent)
@@ -148,18 +181,19 @@ local function correct_log(log, sum, id, held, spent)
   if not score or redis.call('EXISTS', sum) == 0 then
     return
   end
-  redis.call('ZREM', log, member)
+  -- In this order: a log that became empty in between would lose its time to live.
   redis.call('ZADD', log, score, id .. ':' .. spent)
+  redis.call('ZREM', log, member)
   redis.call('INCRBY', sum, string.format('%.0f', tonumber(spent) - tonumber(held)))
 end
 
 for _ = 1, n_corrections do
   local id, kind, key = live[tonumber(ARGV[at + 1])], tonumber(ARGV[at + 2]), first_rate + tonumber(ARGV[at + 3])
-  local held, spent = ARGV[at + 4], ARGV[at + 5]
-  at = at + 5
+  local lost, held, spent = lost_at[tonumber(ARGV[at + 4]) + 1], ARGV[at + 5], ARGV[at + 6]
+  at = at + 6
   if id then
     if kind == 1 then
-      correct_bucket(KEYS[key], tonumber(spent) - tonumber(held))
+      correct_bucket(KEYS[key], lost, tonumber(spent) - tonumber(held))
     else
       correct_log(KEYS[key], KEYS[key + 1], id, held, spent)
     end
