@@ -32,6 +32,10 @@ const (
 	ClassOutputImage  Class = "output_image"
 )
 
+// ClassUpperBound stands in a cost for all classes together, where one of them had no price: what was charged is the most
+// that the answer could have cost.
+const ClassUpperBound Class = "upper_bound"
+
 // ClassTokens is one class with its count.
 type ClassTokens struct {
 	Class  Class

@@ -37,3 +37,11 @@ func PartitionTime(id string) (time.Time, error) {
 // ID is the id of an event: the UUIDv7 of what it is about and its kind. A reservation has at most one event of each kind;
 // events about no reservation (refused, policy) take a fresh UUIDv7.
 func ID(uuidv7 string, kind Kind) string { return uuidv7 + ":" + string(kind) }
+
+// What gateways and settlers agree on over NATS besides events.
+const (
+	ControlBucket  = "TOLLGATE_CONTROL" // KV bucket
+	GenerationKey  = "generation"       // its entry that names the generation that marks in Redis must have
+	ConfirmSubject = "tollgate.confirmed" // request: a producer's id; the reply is the sequence up to which Postgres holds its events without gap
+	RebuildSubject = "tollgate.rebuild" // request: a slot whose mark is missing; the reply comes when it is rebuilt
+)

@@ -1,0 +1,24 @@
+package admission
+
+import "github.com/prometheus/client_golang/prometheus"
+
+type metrics struct {
+	admission prometheus.Histogram
+	reserve   prometheus.Observer
+}
+
+// NewMetrics registers what admission measures.
+func NewMetrics(reg prometheus.Registerer) *metrics {
+	admission := prometheus.NewHistogram(prometheus.HistogramOpts{
+		Name:    "tollgate_admission_seconds",
+		Help:    "Time to decide on one request, Redis included.",
+		Buckets: []float64{.0002, .0004, .0008, .0015, .003, .006, .012, .025, .05, .1, .25, 1, 5},
+	})
+	redis := prometheus.NewHistogramVec(prometheus.HistogramOpts{
+		Name:    "tollgate_redis_seconds",
+		Help:    "Time of one script call, as its caller sees it.",
+		Buckets: []float64{.0001, .0002, .0004, .0008, .0015, .003, .006, .012, .025, .05, .1},
+	}, []string{"script"})
+	reg.MustRegister(admission, redis)
+	return &metrics{admission: admission, reserve: redis.WithLabelValues("reserve")}
+}

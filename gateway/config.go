@@ -1,0 +1,33 @@
+package gateway
+
+import (
+	"errors"
+	"fmt"
+	"time"
+)
+
+// Config is the gateway's own part of the configuration.
+type Config struct {
+	LimiterTimeout  time.Duration `env:"TOLLGATE_LIMITER_TIMEOUT" envDefault:"50ms"` // one Redis call of a decision
+	MaxBody         int64         `env:"TOLLGATE_MAX_BODY_BYTES" envDefault:"33554432"`
+	DialTimeout     time.Duration `env:"TOLLGATE_UPSTREAM_DIAL_TIMEOUT" envDefault:"5s"`
+	HeaderTimeout   time.Duration `env:"TOLLGATE_UPSTREAM_HEADER_TIMEOUT" envDefault:"10m"` // until the provider's first byte
+	ShutdownTimeout time.Duration `env:"TOLLGATE_SHUTDOWN_TIMEOUT" envDefault:"30s"`        // for answers in progress and the flush
+}
+
+// Validate joins every problem, each with its variable's name.
+func (c Config) Validate() error {
+	var problems []error
+	for name, d := range map[string]time.Duration{
+		"TOLLGATE_LIMITER_TIMEOUT": c.LimiterTimeout, "TOLLGATE_UPSTREAM_DIAL_TIMEOUT": c.DialTimeout,
+		"TOLLGATE_UPSTREAM_HEADER_TIMEOUT": c.HeaderTimeout, "TOLLGATE_SHUTDOWN_TIMEOUT": c.ShutdownTimeout,
+	} {
+		if d <= 0 {
+			problems = append(problems, fmt.Errorf("%s: must be above zero, not %s", name, d))
+		}
+	}
+	if c.MaxBody < 1<<10 {
+		problems = append(problems, fmt.Errorf("TOLLGATE_MAX_BODY_BYTES: must be at least 1024, not %d", c.MaxBody))
+	}
+	return errors.Join(problems...)
+}

@@ -1,0 +1,283 @@
+package gateway
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net/http"
+	"time"
+
+	"tollgate/gateway/admission"
+	"tollgate/gateway/provider"
+	"tollgate/ledger"
+	"tollgate/ledger/event"
+	"tollgate/ledger/policy"
+)
+
+// exchange is one request on its way through the gateway.
+type exchange struct {
+	g        *Gateway
+	w        http.ResponseWriter
+	r        *http.Request
+	endpoint provider.Endpoint
+	start    time.Time
+
+	caller  admission.Caller
+	request *provider.Request
+	verdict *admission.Verdict
+	traceID string
+
+	status int           // answered to the caller
+	reason ledger.Reason // of the decision, or of what went wrong afterwards
+	spent  ledger.Amounts
+	state  ledger.UsageState
+}
+
+// serve is the path of one request, top to bottom. Each step answers the caller itself when it ends the path.
+func (g *Gateway) serve(w http.ResponseWriter, r *http.Request, endpoint provider.Endpoint) {
+	x := &exchange{g: g, w: w, r: r, endpoint: endpoint, start: time.Now(), reason: ledger.ReasonOK, traceID: traceID(r.Header)}
+	defer x.finish()
+	if !x.identify() || !x.parse() || !x.reserve() || !x.recordReserved() {
+		return
+	}
+	response, ok := x.forward()
+	if !ok {
+		return
+	}
+	defer response.Body.Close()
+	switch {
+	case response.StatusCode >= http.StatusMultipleChoices:
+		x.passRefused(response)
+	case x.request.Stream:
+		x.passStream(response)
+	default:
+		x.passBody(response)
+	}
+}
+
+func (x *exchange) identify() bool {
+	if x.g.stopping.Load() {
+		x.refuse(&admission.Refusal{Reason: ledger.ReasonShuttingDown, Message: "this gateway is stopping, ask again"})
+		return false
+	}
+	caller, refusal := x.g.admission.Identify(admission.Secret(x.r.Header))
+	x.caller = caller
+	if refusal != nil {
+		x.refuse(refusal)
+	}
+	return refusal == nil
+}
+
+// parse reads the body whole: it is parsed anyway, and an upstream that answers before it has taken all of a body that is
+// still being read would cut the answer.
+func (x *exchange) parse() bool {
+	body, err := readBody(x.w, x.r, x.g.config.MaxBody)
+	if err == nil {
+		x.request, err = provider.ParseOpenAI(x.endpoint, body)
+	}
+	var tooLarge *http.MaxBytesError
+	var bad *provider.RequestError
+	switch {
+	case err == nil:
+		return true
+	case errors.As(err, &tooLarge):
+		x.problem(problem{reason: ledger.ReasonBodyTooLarge, message: "the body is larger than the gateway accepts"})
+	case errors.As(err, &bad):
+		x.problem(problem{reason: ledger.ReasonBadRequest, message: bad.Error(), param: bad.Param})
+	default:
+		x.problem(problem{reason: ledger.ReasonBadRequest, message: "the body could not be read: " + err.Error()})
+	}
+	return false
+}
+
+func readBody(w http.ResponseWriter, r *http.Request, limit int64) ([]byte, error) {
+	reader := http.MaxBytesReader(w, r.Body, limit)
+	if r.ContentLength > 0 && r.ContentLength <= limit {
+		body := make([]byte, r.ContentLength)
+		_, err := io.ReadFull(reader, body)
+		return body, err
+	}
+	return io.ReadAll(reader)
+}
+
+// reserve has the request judged. When Redis gave no answer the reservation may be held all the same, so its release goes
+// on record.
+func (x *exchange) reserve() bool {
+	verdict, err := x.g.admission.Reserve(x.r.Context(), &admission.Ask{
+		Caller: x.caller, User: x.user(), Model: x.request.Model, Endpoint: x.endpoint.Path, EndpointKind: x.endpoint.Kind,
+		Streamed: x.request.Stream, Input: x.request.Input, Output: x.request.Output,
+	})
+	x.verdict = verdict
+	if err != nil {
+		x.g.log.Error("limits cannot be judged", "app", x.caller.App, "error", err)
+		var undecided *admission.UndecidedError
+		if errors.As(err, &undecided) {
+			now := x.g.clock.Now()
+			undecided.Reservation.Deadline = now.Add(x.g.admission.Policy().Reservations.TTL)
+			x.record(event.KindReleased, undecided.Reservation, nil, &event.Release{Reason: ledger.ReasonLimiterDown})
+		}
+		x.problem(problem{reason: ledger.ReasonLimiterDown, message: "the limits cannot be judged at the moment"})
+		return false
+	}
+	now := x.g.clock.Now()
+	if verdict.Refusal != nil {
+		writeLimits(x.w.Header(), verdict.Limits, ledger.Amounts{}, now)
+		x.refuse(verdict.Refusal)
+		return false
+	}
+	writeLimits(x.w.Header(), verdict.Limits, verdict.Reservation.Held, now)
+	x.w.Header()["X-Tollgate-Request-Id"] = []string{verdict.Reservation.ID}
+	return true
+}
+
+// user is the end user: the key's own, else the header's, else the body's.
+func (x *exchange) user() string {
+	if x.caller.User != "" {
+		return x.caller.User
+	}
+	if user := x.r.Header.Get("X-Tollgate-User"); user != "" {
+		return user
+	}
+	return x.request.User
+}
+
+// recordReserved makes the reservation durable before anything is spent. Where that is not possible the hold is given back
+// at once, because no event will ever end it.
+func (x *exchange) recordReserved() bool {
+	res := x.verdict.Reservation
+	err := x.g.outbox.Record(context.WithoutCancel(x.r.Context()), x.event(event.KindReserved, res, nil, nil))
+	if err == nil {
+		return true
+	}
+	x.g.log.Error("reservation cannot be recorded", "request_id", res.ID, "error", err)
+	x.g.giveBack(x.r.Context(), x.caller.App, res)
+	x.problem(problem{reason: ledger.ReasonEventLogDown, message: "the request cannot be recorded at the moment, nothing was spent"})
+	return false
+}
+
+// forward sends the request. It runs on when the caller leaves, so that what was spent is learned; a stream is cancelled
+// then by its relay, where the provider's policy says so.
+func (x *exchange) forward() (*http.Response, bool) {
+	res := x.verdict.Reservation
+	body, err := x.request.UpstreamBody(res.Model)
+	if err != nil {
+		x.release(&event.Release{Reason: ledger.ReasonBadRequest})
+		x.problem(problem{reason: ledger.ReasonBadRequest, message: err.Error()})
+		return nil, false
+	}
+	header := provider.ForwardHeader(x.r.Header)
+	header["X-Tollgate-Request-Id"] = []string{res.ID}
+	sent := time.Now()
+	response, err := x.g.upstreams[res.Provider].Send(x.upstreamContext(), x.endpoint.Path, header, body)
+	if err != nil {
+		x.sendFailed(err)
+		return nil, false
+	}
+	x.g.metrics.upstream(res.Provider, res.Model, response.StatusCode, time.Since(sent))
+	return response, true
+}
+
+func (x *exchange) upstreamContext() context.Context {
+	if x.request.Stream && x.verdict.Provider.OnDisconnect == policy.OnDisconnectCancel {
+		return x.r.Context()
+	}
+	return context.WithoutCancel(x.r.Context())
+}
+
+// sendFailed settles a call that brought no answer: nothing was spent when not a byte was sent; else nobody knows, and the
+// estimate is charged.
+func (x *exchange) sendFailed(err error) {
+	res := x.verdict.Reservation
+	x.g.metrics.upstream(res.Provider, res.Model, 0, time.Since(x.start))
+	x.g.log.Warn("no answer from the provider", "request_id", res.ID, "provider", res.Provider, "error", err)
+	reason := ledger.ReasonUpstreamFailed
+	var send *provider.SendError
+	sent := errors.As(err, &send) && send.Sent
+	switch {
+	case x.r.Context().Err() != nil:
+		reason = ledger.ReasonClientGone
+	case sent && send.Timeout():
+		reason = ledger.ReasonUpstreamTimeout
+	}
+	if sent {
+		x.used(provider.Answer{Finish: reason}, 0, res.Held.Tokens-x.request.Input)
+	} else {
+		x.release(&event.Release{Reason: reason})
+	}
+	x.problem(problem{reason: reason, message: "the provider " + res.Provider + " did not answer"})
+}
+
+// passRefused passes on an answer that is no success: the provider bills nothing for it.
+func (x *exchange) passRefused(response *http.Response) {
+	x.release(&event.Release{Reason: ledger.ReasonUpstreamFailed, Status: response.StatusCode})
+	x.reason = ledger.ReasonUpstreamFailed
+	x.writeHeader(response)
+	if _, err := io.Copy(x.w, response.Body); err != nil {
+		panic(http.ErrAbortHandler)
+	}
+}
+
+func (x *exchange) passBody(response *http.Response) {
+	body, answer, err := provider.ReadAnswer(response)
+	x.used(answer, response.StatusCode, x.request.Output)
+	if err != nil {
+		x.g.log.Warn("the provider's answer broke off", "request_id", x.verdict.Reservation.ID, "error", err)
+		x.problem(problem{reason: ledger.ReasonUpstreamCut, message: "the provider's answer broke off"})
+		return
+	}
+	x.writeHeader(response)
+	if _, err := x.w.Write(body); err != nil {
+		x.reason = ledger.ReasonClientGone
+	}
+}
+
+func (x *exchange) passStream(response *http.Response) {
+	x.writeHeader(response)
+	sink := &flushSink{ResponseWriter: x.w, start: x.start, first: x.g.metrics.firstToken}
+	drain := x.verdict.Provider.OnDisconnect == policy.OnDisconnectDrain
+	answer, err := provider.RelayStream(sink, response.Body, !x.request.UsageAsked, drain)
+	if err != nil && x.r.Context().Err() != nil {
+		answer.Finish = ledger.ReasonClientGone
+	}
+	// One event is about one token; a stream that never began may still have been worked on.
+	x.used(answer, response.StatusCode, ledger.Tokens(max(answer.Events, 1)))
+	if answer.Finish != ledger.ReasonOK {
+		x.g.log.Warn("stream not completed", "request_id", x.verdict.Reservation.ID, "finish", answer.Finish, "error", err)
+		panic(http.ErrAbortHandler)
+	}
+}
+
+// flushSink sends each write of a stream on at once and notes when the first left.
+type flushSink struct {
+	http.ResponseWriter
+	start time.Time
+	first interface{ Observe(float64) }
+}
+
+func (s *flushSink) Flush() {
+	if s.first != nil {
+		s.first.Observe(time.Since(s.start).Seconds())
+		s.first = nil
+	}
+	if f, ok := s.ResponseWriter.(http.Flusher); ok {
+		f.Flush()
+	}
+}
+
+func (x *exchange) writeHeader(response *http.Response) {
+	header := x.w.Header()
+	provider.ReturnHeader(header, response.Header)
+	header["X-Tollgate-Model"] = []string{x.verdict.Reservation.Model}
+	x.status = response.StatusCode
+	x.w.WriteHeader(response.StatusCode)
+}
+
+func (x *exchange) refuse(r *admission.Refusal) {
+	x.problem(problem{reason: r.Reason, message: r.Message, refusal: r})
+}
+
+func (x *exchange) problem(p problem) {
+	x.reason = p.reason
+	x.status, _, _ = status(p.reason)
+	writeProblem(x.w, p)
+}

@@ -1,0 +1,222 @@
+package gateway
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/sync/errgroup"
+
+	"tollgate/gateway/admission"
+	"tollgate/gateway/outbox"
+	"tollgate/gateway/provider"
+	"tollgate/ledger/event"
+	"tollgate/ledger/policy"
+	"tollgate/lua"
+)
+
+// Deps are the parts a gateway stands on. They stay the caller's and must outlive Run.
+type Deps struct {
+	Scripts  *lua.Scripts
+	NATS     *nats.Conn
+	Outbox   *outbox.Outbox
+	Policy   *policy.Policy
+	Log      *slog.Logger
+	Registry prometheus.Registerer
+	Now      func() time.Time // the local clock; nil is time.Now
+}
+
+// Gateway serves the data plane. It is safe for concurrent use.
+type Gateway struct {
+	config    Config
+	log       *slog.Logger
+	scripts   *lua.Scripts
+	nc        *nats.Conn
+	directory *admission.Directory
+	control   *admission.Control
+	admission *admission.Admission
+	clock     *admission.Clock
+	outbox    *outbox.Outbox
+	upstreams map[string]*provider.Upstream
+	transport *http.Transport
+	metrics   *metrics
+	stopping  atomic.Bool
+}
+
+// New binds a gateway to its parts. It errors when the policy asks for what this version cannot enforce, when a provider's
+// secret is missing, or when prices contradict each other.
+func New(config Config, d Deps) (*Gateway, error) {
+	if later := d.Policy.Unsupported(); len(later) > 0 {
+		return nil, fmt.Errorf("the policy asks for what this version does not enforce:\n%w", later)
+	}
+	js, err := jetstream.New(d.NATS)
+	if err != nil {
+		return nil, fmt.Errorf("gateway: %w", err)
+	}
+	if d.Now == nil {
+		d.Now = time.Now
+	}
+	clock := admission.NewClock(d.Now)
+	g := &Gateway{
+		config: config, log: d.Log, scripts: d.Scripts, nc: d.NATS, clock: clock, outbox: d.Outbox,
+		directory: admission.NewDirectory(js, d.Log), control: admission.NewControl(d.NATS, js),
+		transport: provider.NewTransport(provider.Timeouts{Dial: config.DialTimeout, Header: config.HeaderTimeout}),
+		metrics:   newMetrics(d.Registry),
+	}
+	g.admission = admission.New(d.Scripts, g.directory, g.control, clock, config.LimiterTimeout, admission.NewMetrics(d.Registry), d.Log)
+	if err := g.admission.SetPolicy(d.Policy); err != nil {
+		return nil, err
+	}
+	g.upstreams, err = connect(d.Policy, g.transport)
+	return g, err
+}
+
+// connect makes an upstream of every provider, with its secret from the environment or a file.
+func connect(p *policy.Policy, transport http.RoundTripper) (map[string]*provider.Upstream, error) {
+	upstreams := map[string]*provider.Upstream{}
+	var problems []error
+	for name, pr := range p.Providers {
+		secret, err := providerSecret(pr)
+		if err != nil {
+			problems = append(problems, fmt.Errorf("provider %s (line %d): %w", name, pr.Line, err))
+			continue
+		}
+		upstreams[name] = provider.NewUpstream(name, pr.BaseURL, secret, transport)
+	}
+	return upstreams, errors.Join(problems...)
+}
+
+func providerSecret(p *policy.Provider) (string, error) {
+	switch {
+	case p.APIKeyFile != "":
+		text, err := os.ReadFile(p.APIKeyFile)
+		if err != nil {
+			return "", fmt.Errorf("api_key_file: %w", err)
+		}
+		return strings.TrimSpace(string(text)), nil
+	case p.APIKeyEnv != "":
+		secret := os.Getenv(p.APIKeyEnv)
+		if secret == "" {
+			return "", fmt.Errorf("api_key_env: the environment variable %s is not set", p.APIKeyEnv)
+		}
+		return secret, nil
+	default:
+		return "", nil
+	}
+}
+
+// Ready tells why requests cannot be served yet, nil when they can.
+func (g *Gateway) Ready() error {
+	switch {
+	case g.stopping.Load():
+		return errors.New("the gateway is stopping")
+	case !isClosed(g.directory.Ready()):
+		return errors.New("the key directory has not been read yet")
+	default:
+		return nil
+	}
+}
+
+func isClosed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
+}
+
+// Run serves on the listener until ctx ends, then stops in order: no new requests, answers in progress finish, events are
+// flushed. It returns when every goroutine of the gateway has ended.
+func (g *Gateway) Run(ctx context.Context, listener net.Listener) error {
+	// What finishes requests must outlive the signal that ends the accepting of new ones.
+	work, stopWork := context.WithCancel(context.WithoutCancel(ctx))
+	defer stopWork()
+	background, work := errgroup.WithContext(work)
+	background.Go(func() error { return g.outbox.Run(work) })
+	background.Go(func() error { return g.directory.Run(work) })
+	background.Go(func() error { return g.confirmations(work) })
+
+	g.awaitDirectory(ctx)
+	g.announce()
+	server := &http.Server{
+		Handler: g.Handler(), ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 3 * time.Minute,
+		ErrorLog: slog.NewLogLogger(g.log.Handler(), slog.LevelDebug),
+	}
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(listener) }()
+	g.log.Info("gateway is serving", "address", listener.Addr().String(), "policy", g.admission.Policy().Revision, "producer", g.outbox.Producer())
+
+	var err error
+	select {
+	case <-ctx.Done():
+	case <-work.Done():
+	case err = <-served:
+		served <- err
+	}
+	return errors.Join(g.stop(server, served), func() error {
+		stopWork()
+		return background.Wait()
+	}())
+}
+
+// awaitDirectory gives the keys a moment to arrive, so that the first callers are not refused as unknown.
+func (g *Gateway) awaitDirectory(ctx context.Context) {
+	if err := g.control.Refresh(ctx); err != nil {
+		g.log.Warn("generation cannot be read yet", "error", err)
+	}
+	select {
+	case <-g.directory.Ready():
+	case <-ctx.Done():
+	case <-time.After(5 * time.Second):
+		g.log.Warn("key directory has not been read yet, keys are unknown until it has")
+	}
+}
+
+// announce records which policy this gateway judges by.
+func (g *Gateway) announce() {
+	now := g.clock.Now()
+	projection := g.admission.Policy().Projection(now)
+	e := &event.Event{
+		V: event.Version, ID: event.ID(event.NewReservationID(now), event.KindPolicy), Kind: event.KindPolicy, App: "platform",
+		OccurredAt: now, Policy: &projection,
+	}
+	if err := g.outbox.Append(e); err != nil {
+		g.log.Error("policy event is lost, budget limits in finance views may be old", "error", err)
+	}
+}
+
+func (g *Gateway) stop(server *http.Server, served <-chan error) error {
+	g.stopping.Store(true)
+	ctx, cancel := context.WithTimeoutCause(context.Background(), g.config.ShutdownTimeout, errors.New("shutdown: time is up"))
+	defer cancel()
+	steps := []struct {
+		name string
+		run  func(context.Context) error
+	}{
+		{"finish answers in progress", server.Shutdown},
+		{"cut what did not finish", func(context.Context) error { return server.Close() }},
+		{"flush events", g.outbox.Flush},
+	}
+	var problems []error
+	for _, step := range steps {
+		if err := step.run(ctx); err != nil {
+			problems = append(problems, fmt.Errorf("%s: %w", step.name, err))
+		}
+	}
+	if err := <-served; !errors.Is(err, http.ErrServerClosed) {
+		problems = append(problems, err)
+	}
+	g.transport.CloseIdleConnections()
+	return errors.Join(problems...)
+}

@@ -1,0 +1,148 @@
+package gateway
+
+import (
+	"context"
+	"encoding/hex"
+	"errors"
+	"log/slog"
+	"net/http"
+	"strings"
+	"time"
+
+	"tollgate/gateway/provider"
+	"tollgate/ledger"
+	"tollgate/ledger/event"
+	"tollgate/lua"
+)
+
+// event makes an event about a reservation.
+func (x *exchange) event(kind event.Kind, res event.Reservation, outcome *event.Outcome, release *event.Release) *event.Event {
+	return &event.Event{
+		V: event.Version, ID: event.ID(res.ID, kind), Kind: kind, App: x.caller.App, OccurredAt: x.g.clock.Now(), TraceID: x.traceID,
+		Reservation: &res, Outcome: outcome, Release: release,
+	}
+}
+
+// record appends an event whose durability nobody waits for. When even that fails the reservation will expire, and expiry
+// charges by policy.
+func (x *exchange) record(kind event.Kind, res event.Reservation, outcome *event.Outcome, release *event.Release) {
+	if err := x.g.outbox.Append(x.event(kind, res, outcome, release)); err != nil {
+		x.g.log.Error("event cannot be kept, the reservation will expire", "request_id", res.ID, "kind", kind, "error", err)
+	}
+}
+
+// release records that nothing was spent.
+func (x *exchange) release(r *event.Release) {
+	x.record(event.KindReleased, x.verdict.Reservation, nil, r)
+}
+
+// used records what the answer used. Where the provider did not say, the estimate is the input as estimated and output
+// tokens as handed in.
+func (x *exchange) used(answer provider.Answer, status int, output ledger.Tokens) {
+	res := x.verdict.Reservation
+	o := &event.Outcome{
+		ModelServed: answer.Model, Usage: answer.Usage, UsageState: answer.State, Status: status, UpstreamID: answer.UpstreamID,
+		Finish: answer.Finish, DurationMS: time.Since(x.start).Milliseconds(),
+	}
+	if o.ModelServed == "" {
+		o.ModelServed = res.Model
+	}
+	if o.UsageState == "" {
+		o.UsageState = ledger.UsageEstimated
+		o.Usage = ledger.Usage{Input: x.request.Input, Output: output}
+	}
+	if answer.Finish == ledger.ReasonClientGone {
+		o.OnDisconnect = string(x.verdict.Provider.OnDisconnect)
+	}
+	x.price(o)
+	x.reason, x.spent, x.state = answer.Finish, o.Spent(), o.UsageState
+	x.g.metrics.used(res.Provider, res.Model, o)
+	x.record(event.KindUsed, res, o, nil)
+}
+
+// price sets the cost. A class that the row does not price makes the whole answer cost its upper bound, as one component
+// that says so: never less than what will be billed for the rest, never silently nothing.
+func (x *exchange) price(o *event.Outcome) {
+	row, at := x.verdict.Price, x.verdict.Reservation.ReservedAt
+	if row == nil {
+		return
+	}
+	o.PriceRow = row.ID
+	cost, err := row.Cost(o.Usage, at)
+	if err == nil {
+		o.Cost = cost.Total
+		o.Components = make([]event.Component, len(cost.Components))
+		for i, c := range cost.Components {
+			o.Components[i] = event.Component(c)
+		}
+		return
+	}
+	x.g.log.Error("answer has tokens without a price, its upper bound is charged", "request_id", x.verdict.Reservation.ID, "error", err)
+	bound, err := row.UpperBound(o.Usage.InputTotal(), o.Usage.OutputTotal(), at)
+	if err != nil {
+		bound = x.verdict.Reservation.Held.NanoUSD
+	}
+	o.Cost = bound
+	o.Components = []event.Component{{Class: ledger.ClassUpperBound, Tokens: o.Usage.Total(), Cost: bound}}
+}
+
+// giveBack ends a reservation in Redis that no event tells of.
+func (g *Gateway) giveBack(ctx context.Context, app string, res event.Reservation) {
+	ctx, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), g.config.LimiterTimeout, errors.New("give back: Redis did not answer in time"))
+	defer cancel()
+	_, err := g.scripts.Settle(ctx, app, nil, nil, []lua.Ending{{
+		ReservationID: res.ID, Counters: res.Counters, Rates: res.Rates, Held: res.Held,
+	}})
+	if err != nil {
+		g.log.Warn("hold not given back, it will lapse at its deadline", "request_id", res.ID, "error", err)
+	}
+}
+
+// finish writes the one line about the request and counts its decision. It runs also when the connection is aborted.
+func (x *exchange) finish() {
+	layer := ledger.Tier("")
+	attributes := make([]slog.Attr, 0, 24)
+	attributes = append(attributes,
+		slog.String("reason", string(x.reason)), slog.Int("status", x.status), slog.String("app", x.caller.App),
+		slog.String("key_id", x.caller.Key), slog.String("endpoint", x.endpoint.Path),
+		slog.Duration("duration", time.Since(x.start)))
+	decision := "allow"
+	if x.request != nil {
+		attributes = append(attributes, slog.String("model", x.request.Model), slog.Bool("stream", x.request.Stream))
+	}
+	if v := x.verdict; v != nil {
+		if r := v.Refusal; r != nil {
+			layer = r.Layer
+			attributes = append(attributes, slog.String("layer", string(r.Layer)), slog.String("subject", r.Subject),
+				slog.String("limit_name", r.LimitName), slog.Int64("limit", r.Limit), slog.Int64("current", r.Used),
+				slog.Int64("held", r.Held), slog.Int64("needed", r.Needed), slog.Duration("retry_after", r.RetryAfter))
+		}
+		res := &v.Reservation
+		attributes = append(attributes, slog.String("request_id", res.ID), slog.String("user", res.User),
+			slog.Int64("reserved_tokens", int64(res.Held.Tokens)), slog.Int64("reserved_nanousd", int64(res.Held.NanoUSD)))
+	}
+	if x.verdict == nil || x.verdict.Refusal != nil {
+		decision = "refuse"
+	}
+	if x.state != "" {
+		attributes = append(attributes, slog.Int64("actual_tokens", int64(x.spent.Tokens)),
+			slog.Int64("actual_nanousd", int64(x.spent.NanoUSD)), slog.String("usage_state", string(x.state)))
+	}
+	if x.traceID != "" {
+		attributes = append(attributes, slog.String("trace_id", x.traceID))
+	}
+	x.g.metrics.decisions.WithLabelValues(decision, string(x.reason), string(layer)).Inc()
+	x.g.log.LogAttrs(context.Background(), slog.LevelInfo, "request", attributes...)
+}
+
+// traceID is the trace id of a W3C traceparent, "" when there is no valid one.
+func traceID(h http.Header) string {
+	parts := strings.Split(h.Get("Traceparent"), "-")
+	if len(parts) != 4 || len(parts[1]) != 32 || parts[1] == strings.Repeat("0", 32) {
+		return ""
+	}
+	if _, err := hex.DecodeString(parts[1]); err != nil {
+		return ""
+	}
+	return parts[1]
+}

@@ -1,0 +1,46 @@
+package gateway
+
+import (
+	"net/http"
+
+	"github.com/gin-gonic/gin"
+
+	"tollgate/gateway/provider"
+	"tollgate/ledger"
+)
+
+// Handler is the data plane: every route in one place. What is not listed is refused, because it could not be metered.
+func (g *Gateway) Handler() http.Handler {
+	gin.SetMode(gin.ReleaseMode)
+	router := gin.New()
+	router.HandleMethodNotAllowed = true
+	router.Use(g.recoverPanic)
+	for _, endpoint := range []provider.Endpoint{provider.Chat, provider.Completions, provider.Embeddings} {
+		router.POST(endpoint.Path, func(c *gin.Context) { g.serve(c.Writer, c.Request, endpoint) })
+	}
+	router.GET("/v1/models", func(c *gin.Context) { g.listModels(c.Writer, c.Request) })
+	router.GET("/v1/models/:model", func(c *gin.Context) { g.showModel(c.Writer, c.Request, c.Param("model")) })
+	router.NoRoute(func(c *gin.Context) { g.refuseRoute(c.Writer, c.Request) })
+	router.NoMethod(func(c *gin.Context) { g.refuseRoute(c.Writer, c.Request) })
+	return router
+}
+
+// recoverPanic answers a bug with 500. The deliberate abort of a connection goes on to net/http: swallowing it would make an
+// answer that broke off look complete.
+func (g *Gateway) recoverPanic(c *gin.Context) {
+	defer func() {
+		p := recover()
+		if p == nil {
+			return
+		}
+		if p == http.ErrAbortHandler { //nolint:errorlint // net/http compares it so, too
+			panic(p)
+		}
+		g.log.Error("panic while serving", "path", c.Request.URL.Path, "panic", p)
+		if c.Writer.Written() {
+			panic(http.ErrAbortHandler)
+		}
+		writeProblem(c.Writer, problem{reason: ledger.ReasonInternal, message: "the gateway failed on this request"})
+	}()
+	c.Next()
+}
