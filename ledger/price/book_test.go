@@ -308,8 +308,12 @@ func TestWithRefuses(t *testing.T) {
 func BenchmarkFind(b *testing.B) {
 	book := Default()
 	for _, c := range [][2]string{
-		{"openai", "gpt-4o-mini"}, {"openai", "gpt-4o-mini-2024-07-18"}, {"openai", "unheard-of"},
-		{"anthropic", "claude-sonnet-4-6"}, {"openrouter", "qwen/qwen3-32b"}, {"azure", "claude-sonnet-4-6"},
+		{"openai", "gpt-4o-mini"},
+		{"openai", "gpt-4o-mini-2024-07-18"},
+		{"openai", "unheard-of"},
+		{"anthropic", "claude-sonnet-4-6"},
+		{"openrouter", "qwen/qwen3-32b"},
+		{"azure", "claude-sonnet-4-6"},
 	} {
 		b.Run(c[0]+"/"+c[1], func(b *testing.B) {
 			b.ReportAllocs()
