@@ -1,7 +1,7 @@
 // Package policy reads the policy file, checks it strictly, and says which limits a request meets and what each counts.
 //
-// It is pure: [Parse] sees only the bytes handed in and an environment look-up, [Policy.Match] only its arguments. A parsed
-// Policy never changes, so any number of goroutines may use it.
+// It is pure: [Parse] sees only the bytes handed in, an environment look-up and time zone data (the system's, else its own
+// copy), [Policy.Match] only its arguments. A parsed Policy never changes, so any number of goroutines may use it.
 //
 // # Checking
 //
@@ -15,6 +15,10 @@
 //
 // Values that are texts may contain ${NAME}, which Parse replaces from the environment after the YAML was read, so a value
 // can never add structure. "$$" stands for one "$". Keys and numbers are never replaced.
+//
+// Where the file is silent: time zone UTC, weeks from Monday, plan [DefaultPlan], action reject, a rate is a sliding_log (so
+// no window ever holds more than the amount), a bucket's burst is its amount, on_disconnect is cancel; the fields of
+// [Degraded] and [Reservations] say their own.
 //
 // # Subjects
 //

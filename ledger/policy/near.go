@@ -15,8 +15,12 @@ const (
 
 // shorten cuts a text from the file so that a message stays readable.
 func shorten(text string) string {
-	if runes := []rune(text); len(runes) > shown {
-		return string(runes[:shown]) + "…"
+	runes := 0
+	for i := range text {
+		if runes == shown {
+			return text[:i] + "…"
+		}
+		runes++
 	}
 	return text
 }

@@ -60,8 +60,9 @@ func (v value) describe() string {
 
 func (v value) null() bool { return v.node.Kind == yaml.ScalarNode && v.node.ShortTag() == "!!null" }
 
-// child is a node inside v.
+// child is a node inside v. Long names are cut in its path, which every problem below it repeats.
 func (v value) child(node *yaml.Node, name string) value {
+	name = shorten(name)
 	plain := name != "" && strings.Trim(name, nameBytes) == ""
 	switch {
 	case !plain:

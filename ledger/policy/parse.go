@@ -2,8 +2,6 @@ package policy
 
 import (
 	"bytes"
-	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
@@ -46,9 +44,8 @@ func Parse(data []byte, lookupEnv func(string) (string, bool)) (*Policy, error) 
 	if len(r.problems) > 0 {
 		return nil, r.problems
 	}
-	sum := sha256.Sum256(data)
 	p := f.policy
-	p.Revision = hex.EncodeToString(sum[:])[:12]
+	p.Revision = RevisionOf(data)
 	p.warnings, p.later = r.warnings, r.later
 	p.compile()
 	return p, nil

@@ -245,6 +245,19 @@ func TestParseTooLarge(t *testing.T) {
 	require.EqualError(t, err, "the file has 524300 bytes: at most 524288")
 }
 
+// TestParseLongName keeps problems small however long the names around them are.
+func TestParseLongName(t *testing.T) {
+	t.Parallel()
+	text := "version: 1\napps:\n  ? " + strings.Repeat("x", 300_000) + "\n  :\n" + strings.Repeat("    y:\n", 20_000)
+	_, err := policy.Parse([]byte(text), nil)
+	var problems policy.Problems
+	require.ErrorAs(t, err, &problems)
+	require.Len(t, problems, 1+1+19_999)
+	for _, problem := range problems {
+		require.Less(t, len(problem.String()), 400)
+	}
+}
+
 // TestParseHostile keeps files cheap whose every line is wrong and near many names.
 func TestParseHostile(t *testing.T) {
 	t.Parallel()
