@@ -93,6 +93,8 @@ func Connect(url string, o Options) (*redis.Client, error) {
 	opts.DialTimeout, opts.ReadTimeout, opts.WriteTimeout = o.Timeout, o.Timeout, o.Timeout
 	opts.PoolTimeout = o.Timeout
 	opts.PoolSize = o.PoolSize
+	// One attempt to connect: the default, five with 100 ms between, would make every decision wait while Redis is down.
+	opts.DialerRetries = 1
 	opts.ContextTimeoutEnabled = true
 	opts.MaxRetries = -1
 	return redis.NewClient(opts), nil

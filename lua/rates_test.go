@@ -1,0 +1,181 @@
+package lua
+
+import (
+	"fmt"
+	"math/big"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+
+	"tollgate/ledger"
+)
+
+type admission struct {
+	at     time.Time
+	amount int64
+}
+
+// TestNoWindowAdmitsTooMuch floods one rate for several windows and adds up what was admitted in every window of its length
+// that ends at an admission: a log never passes its limit, a bucket never its burst and what drains in the window.
+func TestNoWindowAdmitsTooMuch(t *testing.T) {
+	t.Parallel()
+	for name, rate := range map[string]Rate{
+		"log of requests":    {requestLog, 5, 20 * time.Millisecond, 0},
+		"log of tokens":      {tokenLog, 500, 30 * time.Millisecond, 0},
+		"bucket of requests": {ledger.Rate{Tier: ledger.TierApp, Limit: "b", Subject: "app:a", Algorithm: ledger.AlgorithmTokenBucket, Unit: ledger.UnitRequests}, 7, 40 * time.Millisecond, 3},
+		"bucket of tokens":   {tokenBucket, 997, 30 * time.Millisecond, 400},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := newStore(t).open("a")
+			var admitted []admission
+			start := time.Now()
+			for i := 0; time.Since(start) < 10*rate.Window || len(admitted) < 20; i++ {
+				c := &ReserveCall{ID: fmt.Sprint(i), App: "a", Generation: generation, TTL: time.Minute, Rates: []Rate{rate}}
+				c.Need = ledger.Amounts{Requests: 1, Tokens: ledger.Tokens(1 + i*37%150)}
+				d := s.reserve(c)
+				if d.Status == StatusAllowed {
+					admitted = append(admitted, admission{d.Now, c.Need.In(rate.Unit)})
+				}
+				var inside int64
+				for _, a := range admitted {
+					if d.Now.Sub(a.at) < rate.Window {
+						inside += a.amount
+					}
+				}
+				if rate.Algorithm == ledger.AlgorithmSlidingLog {
+					require.LessOrEqual(t, inside, rate.Amount)
+					require.Equal(t, d.Status == StatusAllowed, d.Rates[0].Used+c.Need.In(rate.Unit) <= rate.Amount)
+				}
+				for _, length := range []time.Duration{rate.Window / 4, rate.Window, 3 * rate.Window} {
+					if rate.Algorithm == ledger.AlgorithmTokenBucket {
+						requireBucketBound(t, rate, admitted, d.Now, length)
+					}
+				}
+			}
+		})
+	}
+}
+
+func requireBucketBound(t *testing.T, rate Rate, admitted []admission, now time.Time, length time.Duration) {
+	t.Helper()
+	bound := new(big.Rat).Mul(big.NewRat(rate.Amount, rate.Window.Microseconds()), big.NewRat(length.Microseconds(), 1))
+	bound.Add(bound, big.NewRat(rate.Burst, 1))
+	var inside int64
+	for _, a := range admitted {
+		if now.Sub(a.at) <= length {
+			inside += a.amount
+		}
+	}
+	require.LessOrEqual(t, big.NewRat(inside, 1).Cmp(bound), 0, "%d in %s, bound %s", inside, length, bound.FloatString(3))
+}
+
+// A wait is a promise: at its end the same request fits, a microsecond before it did not.
+func TestWaitIsKept(t *testing.T) {
+	t.Parallel()
+	for name, rate := range map[string]Rate{
+		"log of requests": {requestLog, 1, 30 * time.Millisecond, 0},
+		"log of tokens":   {tokenLog, 100, 30 * time.Millisecond, 0},
+		"bucket":          {tokenBucket, 100, 30 * time.Millisecond, 100},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := newStore(t).open("a")
+			c := &ReserveCall{ID: "first", App: "a", Generation: generation, TTL: time.Minute, Rates: []Rate{rate}}
+			c.Need = ledger.Amounts{Requests: 1, Tokens: 80}
+			require.Equal(t, StatusAllowed, s.reserve(c).Status)
+			for i := range 5 {
+				c.ID = fmt.Sprint(i)
+				d := s.reserve(c)
+				fits := d.Now.Add(d.Rates[0].Wait)
+				for d.Status == StatusRefused {
+					require.True(t, d.Now.Before(fits), "refused at %s, promised for %s", d.Now, fits)
+					require.WithinDuration(t, fits, d.Now.Add(d.Rates[0].Wait), 0, "the promise does not move")
+					d = s.reserve(c)
+				}
+				require.False(t, d.Now.Before(fits), "admitted at %s, promised for %s", d.Now, fits)
+			}
+		})
+	}
+}
+
+// More entries than the script looks through: the wait is then the whole window, never too short.
+func TestWaitOfALongLogIsBounded(t *testing.T) {
+	t.Parallel()
+	s := newStore(t).open("a")
+	rate := Rate{tokenLog, 1200, time.Minute, 0}
+	c := &ReserveCall{App: "a", Generation: generation, TTL: time.Minute, Rates: []Rate{rate}, Need: ledger.Amounts{Tokens: 1}}
+	var first, hundredth time.Time
+	for i := range 1200 {
+		c.ID = fmt.Sprint(i)
+		d := s.reserve(c)
+		require.Equal(t, StatusAllowed, d.Status)
+		if i == 0 {
+			first = d.Now
+		}
+		if i == 149 {
+			hundredth = d.Now
+		}
+	}
+	c.ID = "x"
+	for need, want := range map[ledger.Tokens]time.Time{1: first, 150: hundredth} {
+		c.Need.Tokens = need
+		d := s.reserve(c)
+		require.Equal(t, want.Add(time.Minute), d.Now.Add(d.Rates[0].Wait))
+	}
+	c.Need.Tokens = 1100
+	require.Equal(t, time.Minute, s.reserve(c).Rates[0].Wait)
+}
+
+func TestABucketKeepsItsDebtWhenItsLimitChanges(t *testing.T) {
+	t.Parallel()
+	s := newStore(t).open("a")
+	c := &ReserveCall{ID: "r", App: "a", Generation: generation, TTL: time.Minute, Need: ledger.Amounts{Tokens: 90}}
+	c.Rates = []Rate{{tokenBucket, 100, time.Hour, 100}}
+	require.Equal(t, StatusAllowed, s.reserve(c).Status)
+	for i, rate := range []Rate{
+		{tokenBucket, 7, 24 * time.Hour, 100}, {tokenBucket, 1000, 24 * time.Hour, 5000}, {tokenBucket, 99, time.Hour, 95},
+	} {
+		c.ID, c.Need.Tokens, c.Rates = fmt.Sprint(i), ledger.Tokens(rate.Burst-89), []Rate{rate}
+		d := s.reserve(c)
+		require.EqualValues(t, 90, d.Rates[0].Used)
+		require.Equal(t, StatusRefused, d.Status)
+	}
+	c.Need.Tokens = 5
+	require.Equal(t, StatusAllowed, s.reserve(c).Status)
+	require.EqualValues(t, 95, s.reserve(&ReserveCall{
+		ID: "last", App: "a", Generation: generation, TTL: time.Minute, Need: ledger.Amounts{Tokens: 90}, Rates: c.Rates,
+	}).Rates[0].Used)
+}
+
+// An hour of a need far above the limit stays a time that Go can hold.
+func TestWaitsAreNeverNegative(t *testing.T) {
+	t.Parallel()
+	s := newStore(t).open("a")
+	c := &ReserveCall{ID: "r", App: "a", Generation: generation, TTL: time.Minute, Need: ledger.Amounts{Tokens: 1 << 52}}
+	c.Rates = []Rate{{tokenBucket, 1, 24 * time.Hour, 1}, {tokenLog, 1, 24 * time.Hour, 0}}
+	for _, r := range s.reserve(c).Rates {
+		require.Positive(t, r.Wait)
+	}
+}
+
+// However a bucket's figures are scaled, it never drains faster than its limit says, and at most a little slower.
+func TestBucketScale(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(t *rapid.T) {
+		amount := rapid.Int64Range(1, 1_000_000_000_000).Draw(t, "amount")
+		window := rapid.SampledFrom([]time.Duration{
+			time.Millisecond, time.Second, time.Minute, time.Hour, 24 * time.Hour, 31 * 24 * time.Hour,
+		}).Draw(t, "window")
+		burst := rapid.Int64Range(0, amount).Draw(t, "burst")
+		perUnit, drain := bucketScale(amount, window, burst)
+		require.Positive(t, perUnit)
+		require.Positive(t, drain)
+		require.LessOrEqual(t, perUnit, most/(burst+1), "a full bucket fits a double")
+		speed, limit := big.NewRat(drain, perUnit), big.NewRat(amount, window.Microseconds())
+		require.LessOrEqual(t, speed.Cmp(limit), 0, "drains too fast")
+		require.GreaterOrEqual(t, speed.Cmp(limit.Mul(limit, big.NewRat(999, 1000))), 0, "drains 0.1 % too slowly")
+	})
+}

@@ -1,0 +1,325 @@
+package lua
+
+import (
+	"fmt"
+	"math"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"tollgate/e2e/stack"
+	"tollgate/ledger"
+)
+
+var (
+	appTotal   = ledger.Counter{Tier: ledger.TierApp, Family: "app", Subject: "app:a", Period: ledger.PeriodTotal}
+	planTotal  = ledger.Counter{Tier: ledger.TierPlan, Family: "plan", Subject: "plan:free", Period: ledger.PeriodTotal}
+	requestLog = ledger.Rate{
+		Tier: ledger.TierApp, Limit: "rpm", Subject: "app:a", Algorithm: ledger.AlgorithmSlidingLog, Unit: ledger.UnitRequests,
+	}
+	tokenLog = ledger.Rate{
+		Tier: ledger.TierApp, Limit: "tpm", Subject: "app:a", Algorithm: ledger.AlgorithmSlidingLog, Unit: ledger.UnitTokens,
+	}
+	tokenBucket = ledger.Rate{
+		Tier: ledger.TierApp, Limit: "tps", Subject: "app:a", Algorithm: ledger.AlgorithmTokenBucket, Unit: ledger.UnitTokens,
+	}
+)
+
+// fullCall meets every kind of state: two counters, both logs and a bucket.
+func fullCall(id string) *ReserveCall {
+	return &ReserveCall{
+		ID: id, App: "a", Generation: generation, TTL: time.Minute,
+		Need:     ledger.Amounts{Requests: 1, Tokens: 10, NanoUSD: 100},
+		Counters: []ledger.Counter{appTotal, planTotal},
+		Budgets:  []Budget{{0, ledger.UnitRequests, 100}, {1, ledger.UnitUSD, 100_000}},
+		Rates: []Rate{
+			{requestLog, 100, time.Minute, 0},
+			{tokenLog, 1000, time.Minute, 0},
+			{tokenBucket, 1000, time.Minute, 1000},
+		},
+	}
+}
+
+func TestRefusalWritesNothing(t *testing.T) {
+	t.Parallel()
+	refuse := map[string]func(*ReserveCall){
+		"budget":           func(c *ReserveCall) { c.Budgets[1].Limit = 199 },
+		"limit 0":          func(c *ReserveCall) { c.Budgets[0].Limit = 0 },
+		"log of requests":  func(c *ReserveCall) { c.Rates[0].Amount = 1 },
+		"log of nothing":   func(c *ReserveCall) { c.Rates[0].Amount = 0 },
+		"log of tokens":    func(c *ReserveCall) { c.Rates[1].Amount = 19 },
+		"bucket":           func(c *ReserveCall) { c.Rates[2].Burst = 19; c.Rates[2].Amount = 1 },
+		"need above burst": func(c *ReserveCall) { c.Need.Tokens = 1001; c.Rates[1].Amount = math.MaxInt32 },
+		"everything at once": func(c *ReserveCall) {
+			c.Budgets[1].Limit, c.Rates[0].Amount, c.Rates[1].Amount, c.Rates[2].Burst = 0, 0, 0, 0
+		},
+	}
+	for name, change := range refuse {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := newStore(t).open("a")
+			require.Equal(t, StatusAllowed, s.reserve(fullCall("first")).Status)
+			before := s.dump()
+			c := fullCall("second")
+			change(c)
+			d := s.reserve(c)
+			require.Equal(t, StatusRefused, d.Status)
+			require.Equal(t, before, s.dump())
+			for _, r := range d.Rates {
+				require.True(t, r.Fits == (r.Wait == 0), "%+v", r)
+				require.GreaterOrEqual(t, r.Reset, time.Duration(0))
+			}
+		})
+	}
+}
+
+func TestAllowedWritesEverythingWithATimeToLive(t *testing.T) {
+	t.Parallel()
+	s := newStore(t).open("a")
+	c := fullCall("r")
+	day := ledger.Calendar{}.Window(ledger.PeriodDay, time.Now())
+	c.Counters = append(c.Counters, ledger.Counter{Tier: ledger.TierKey, Subject: "key:k", Period: ledger.PeriodDay, Window: day})
+	d := s.reserve(c)
+	require.Equal(t, StatusAllowed, d.Status)
+	require.WithinDuration(t, time.Now(), d.Now, time.Minute)
+	s.requireTTLs()
+	ttl := s.redis.PTTL(t.Context(), counterKey("a", &c.Counters[2])).Val()
+	require.InDelta(t, (day.End.Sub(d.Now) + windowGrace).Milliseconds(), ttl.Milliseconds(), 10_000, "a day outlives its end by the grace")
+	require.Len(t, s.keys("*"), 2+3+1+1+4, "marks, counters, record, deadlines, rates")
+}
+
+func TestNeedEqualToTheLimitFits(t *testing.T) {
+	t.Parallel()
+	s := newStore(t).open("a")
+	c := fullCall("r")
+	c.Budgets = []Budget{{0, ledger.UnitRequests, 1}, {0, ledger.UnitTokens, 10}, {1, ledger.UnitUSD, 100}}
+	c.Rates = []Rate{{requestLog, 1, time.Minute, 0}, {tokenLog, 10, time.Minute, 0}, {tokenBucket, 1, time.Minute, 10}}
+	require.Equal(t, StatusAllowed, s.reserve(c).Status)
+	c.ID, c.Need = "again", ledger.Amounts{Requests: 1}
+	d := s.reserve(c)
+	for i, fits := range []bool{false, true, true} {
+		require.Equal(t, fits, d.Budgets[i].Fits)
+		require.Equal(t, fits, d.Rates[i].Fits)
+	}
+}
+
+// A need or a held amount beyond 15 digits must not pass through a double on any field, whether a budget looks at it or not.
+func TestHeldIsExactInEveryUnit(t *testing.T) {
+	t.Parallel()
+	for _, n := range []int64{1<<53 - 1, 1 << 53, 1<<53 + 1, 1_000_000_000_000_001, math.MaxInt64/2 - 1} {
+		s := newStore(t).open("a")
+		c := &ReserveCall{App: "a", Generation: generation, TTL: time.Minute, Counters: []ledger.Counter{appTotal}}
+		for field, need := range []ledger.Amounts{{Requests: n, NanoUSD: 1}, {Tokens: ledger.Tokens(n)}, {NanoUSD: ledger.NanoUSD(n), Requests: 7}} {
+			c.ID, c.Need = fmt.Sprint(field), need
+			require.Equal(t, StatusAllowed, s.reserve(c).Status)
+		}
+		held, err := s.redis.HMGet(t.Context(), counterKey("a", &appTotal), "held_requests", "held_tokens", "held_nanousd").Result()
+		require.NoError(t, err)
+		require.Equal(t, []any{fmt.Sprint(n + 7), fmt.Sprint(n), fmt.Sprint(n + 1)}, held)
+	}
+}
+
+func TestOverflowIsAnErrorAndWritesNothing(t *testing.T) {
+	t.Parallel()
+	s := newStore(t).open("a")
+	c := fullCall("first")
+	c.Budgets, c.Rates = nil, nil
+	c.Need.NanoUSD = math.MaxInt64
+	require.Equal(t, StatusAllowed, s.reserve(c).Status)
+	before := s.dump()
+	c.ID, c.Need.NanoUSD = "second", 1
+	_, err := s.Scripts.Reserve(t.Context(), c)
+	require.ErrorContains(t, err, "overflow")
+	require.False(t, Unknown(err))
+	require.Equal(t, before, s.dump())
+}
+
+func TestKeysOfAWrongTypeAreErrorsAndNothingIsWritten(t *testing.T) {
+	t.Parallel()
+	c := fullCall("r")
+	keys := []string{
+		counterKey("a", &appTotal), counterKey("a", &planTotal), reservationKey("a", "r"), deadlinesKey("a"),
+	}
+	for i := range c.Rates {
+		names := rateKeys("a", &c.Rates[i].Rate)
+		if c.Rates[i].Unit == ledger.UnitRequests {
+			names = names[:1] // a log of requests is counted, its sum is never read
+		}
+		keys = append(keys, names...)
+	}
+	for _, key := range keys {
+		for _, other := range []string{"string", "list"} {
+			t.Run(key+" is a "+other, func(t *testing.T) {
+				t.Parallel()
+				s := newStore(t).open("a")
+				if other == "string" {
+					if strings.Contains(key, ":reservation:") || strings.Contains(key, ":sum:") || strings.Contains(key, ":bucket:") {
+						return // which is what it should be
+					}
+					require.NoError(t, s.redis.Set(t.Context(), key, "x", 0).Err())
+				} else {
+					require.NoError(t, s.redis.RPush(t.Context(), key, "x").Err())
+				}
+				before := s.dump()
+				_, err := s.Scripts.Reserve(t.Context(), fullCall("r"))
+				require.ErrorContains(t, err, "WRONGTYPE")
+				require.False(t, Unknown(err))
+				require.Equal(t, before, s.dump())
+			})
+		}
+	}
+}
+
+func TestFullMemoryIsAnErrorAndNothingIsWritten(t *testing.T) {
+	t.Parallel()
+	s := connectStore(t, stack.NewRedis(t).URL(0)).open("a")
+	require.Equal(t, StatusAllowed, s.reserve(fullCall("r")).Status)
+	before := s.dump()
+	require.NoError(t, s.redis.ConfigSet(t.Context(), "maxmemory", "1").Err())
+	_, err := s.Scripts.Reserve(t.Context(), fullCall("other"))
+	require.ErrorContains(t, err, "OOM")
+	require.False(t, Unknown(err))
+	_, err = s.Scripts.Settle(t.Context(), "a", nil, nil, []Ending{{ReservationID: "r", Counters: fullCall("r").Counters}})
+	require.ErrorContains(t, err, "OOM")
+	require.NoError(t, s.redis.ConfigSet(t.Context(), "maxmemory", "0").Err())
+	require.Equal(t, before, s.dump())
+	require.Equal(t, StatusHeld, s.reserve(fullCall("r")).Status)
+}
+
+func TestCallsThatCannotBeJudged(t *testing.T) {
+	t.Parallel()
+	s := newStore(t).open("a")
+	for name, change := range map[string]func(*ReserveCall){
+		"negative need":            func(c *ReserveCall) { c.Need.Tokens = -1 },
+		"unknown unit":             func(c *ReserveCall) { c.Budgets[0].Unit = "apples" },
+		"no such counter":          func(c *ReserveCall) { c.Budgets[0].Counter = 2 },
+		"rate in dollars":          func(c *ReserveCall) { c.Rates[1].Unit = ledger.UnitUSD },
+		"no window":                func(c *ReserveCall) { c.Rates[0].Window = 0 },
+		"bucket without refill":    func(c *ReserveCall) { c.Rates[2].Amount = 0 },
+		"burst beyond arithmetic":  func(c *ReserveCall) { c.Rates[2].Burst, c.Rates[2].Amount, c.Rates[2].Window = 1<<40, 1, 24*time.Hour },
+		"several at once in a log": func(c *ReserveCall) { c.Need.Requests = 2 },
+	} {
+		c := fullCall("r")
+		change(c)
+		_, err := s.Scripts.Reserve(t.Context(), c)
+		require.ErrorIs(t, err, ErrCall, name)
+		require.False(t, Unknown(err), name)
+	}
+}
+
+func TestWindowEdges(t *testing.T) {
+	t.Parallel()
+	s := newStore(t).open("a")
+	now := time.Now().UTC().Truncate(time.Millisecond)
+	for name, row := range map[string]struct {
+		start, end time.Duration
+		want       Status
+	}{
+		"over":          {-time.Hour, -time.Minute, StatusStaleWindow},
+		"just over":     {-time.Hour, 0, StatusStaleWindow},
+		"not yet begun": {time.Minute, time.Hour, StatusStaleWindow},
+		"running":       {-time.Minute, time.Minute, StatusAllowed},
+		"just begun":    {0, time.Minute, StatusAllowed},
+	} {
+		s.waitUntil(now)
+		c := fullCall(name)
+		c.Counters[0].Period, c.Counters[0].Window = ledger.PeriodDay, ledger.Window{Start: now.Add(row.start), End: now.Add(row.end)}
+		c.Counters[0].Subject = "app:" + name
+		require.Equal(t, row.want, s.reserve(c).Status, name)
+	}
+}
+
+// The edge itself, walked over by Redis's clock: a window that ends at an instant is over at it, and the next has begun.
+func TestWindowsMeetWithoutGapOrOverlap(t *testing.T) {
+	t.Parallel()
+	s := newStore(t).open("a")
+	edge := time.Now().UTC().Truncate(time.Millisecond).Add(50 * time.Millisecond)
+	c := &ReserveCall{App: "a", Generation: generation, TTL: time.Minute, Counters: []ledger.Counter{appTotal}}
+	c.Counters[0].Period = ledger.PeriodDay
+	sides := map[bool]int{}
+	for i := 0; sides[false] < 20; i++ {
+		for before, window := range map[bool]ledger.Window{
+			true: {Start: edge.Add(-time.Hour), End: edge}, false: {Start: edge, End: edge.Add(time.Hour)},
+		} {
+			c.ID, c.Counters[0].Window = fmt.Sprint(i, before), window
+			d := s.reserve(c)
+			want := StatusStaleWindow
+			if before == d.Now.Before(edge) {
+				want = StatusAllowed
+				sides[before]++
+			}
+			require.Equal(t, want, d.Status, "%s, edge %s", d.Now, edge)
+		}
+	}
+	require.Positive(t, sides[true])
+}
+
+func TestConcurrentReservesStopAtTheLimit(t *testing.T) {
+	t.Parallel()
+	for name, row := range map[string]struct {
+		budget Budget
+		want   int64
+	}{
+		"300 requests":                     {Budget{0, ledger.UnitRequests, 300}, 300},
+		"dollars for exactly 100":          {Budget{0, ledger.UnitUSD, 100 * 12_345_678_901}, 100},
+		"a nano-dollar short of the 100th": {Budget{0, ledger.UnitUSD, 100*12_345_678_901 - 1}, 99},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := newStore(t).open("a")
+			var allowed, refused atomic.Int64
+			var wg sync.WaitGroup
+			for g := range 64 {
+				wg.Go(func() {
+					for i := range 12 {
+						d, err := s.Scripts.Reserve(t.Context(), &ReserveCall{
+							ID: fmt.Sprint(g, "-", i), App: "a", Generation: generation, TTL: time.Minute,
+							Need:     ledger.Amounts{Requests: 1, NanoUSD: 12_345_678_901},
+							Counters: []ledger.Counter{planTotal}, Budgets: []Budget{row.budget},
+						})
+						switch {
+						case err != nil:
+							t.Error(err)
+						case d.Status == StatusAllowed:
+							allowed.Add(1)
+						case d.Status == StatusRefused:
+							refused.Add(1)
+						default:
+							t.Errorf("status %d", d.Status)
+						}
+					}
+				})
+			}
+			wg.Wait()
+			require.Equal(t, row.want, allowed.Load())
+			require.Equal(t, 64*12-row.want, refused.Load())
+			held, err := s.redis.HGet(t.Context(), counterKey("a", &planTotal), "held_requests").Int64()
+			require.NoError(t, err)
+			require.Equal(t, row.want, held)
+		})
+	}
+}
+
+func TestMarkReadsTheGeneration(t *testing.T) {
+	t.Parallel()
+	s := newStore(t)
+	_, ok, err := s.Mark(t.Context(), "a")
+	require.NoError(t, err)
+	require.False(t, ok)
+	s.open("a")
+	got, ok, err := s.Mark(t.Context(), "a")
+	require.NoError(t, err)
+	require.True(t, ok)
+	require.Equal(t, generation, got)
+	ttl, err := s.redis.PTTL(t.Context(), markKey("a")).Result()
+	require.NoError(t, err)
+	require.Less(t, ttl, totalTTL, "a mark must be gone before a counter can be")
+	require.NoError(t, s.redis.Do(t.Context(), "LPUSH", markKey("b"), "x").Err())
+	_, _, err = s.Mark(t.Context(), "b")
+	require.True(t, redis.HasErrorPrefix(err, "WRONGTYPE"), err)
+}
