@@ -1,4 +1,10 @@
 // Command tollgate is an LLM gateway with an event-sourced quota ledger.
 package main
 
-func main() {}
+import (
+	"os"
+
+	"tollgate/internal/command"
+)
+
+func main() { os.Exit(command.Main(os.Args[1:])) }

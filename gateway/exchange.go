@@ -168,7 +168,7 @@ func (x *exchange) forward() (*http.Response, bool) {
 	header := provider.ForwardHeader(x.r.Header)
 	header["X-Tollgate-Request-Id"] = []string{res.ID}
 	sent := time.Now()
-	response, err := x.g.upstreams[res.Provider].Send(x.upstreamContext(), x.endpoint.Path, header, body)
+	response, err := x.verdict.Upstream.Send(x.upstreamContext(), x.endpoint.Path, header, body)
 	if err != nil {
 		x.sendFailed(err)
 		return nil, false

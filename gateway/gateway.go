@@ -27,13 +27,15 @@ import (
 
 // Deps are the parts a gateway stands on. They stay the caller's and must outlive Run.
 type Deps struct {
-	Scripts  *lua.Scripts
-	NATS     *nats.Conn
-	Outbox   *outbox.Outbox
-	Policy   *policy.Policy
-	Log      *slog.Logger
-	Registry prometheus.Registerer
-	Now      func() time.Time // the local clock; nil is time.Now
+	Scripts *lua.Scripts
+	NATS    *nats.Conn
+	Outbox  *outbox.Outbox
+	Policy  *policy.Policy
+	// FollowPolicy takes every policy that is pushed into force, beginning with the one that stands.
+	FollowPolicy bool
+	Log          *slog.Logger
+	Registry     prometheus.Registerer
+	Now          func() time.Time // the local clock; nil is time.Now
 }
 
 // Gateway serves the data plane. It is safe for concurrent use.
@@ -47,18 +49,16 @@ type Gateway struct {
 	admission *admission.Admission
 	clock     *admission.Clock
 	outbox    *outbox.Outbox
-	upstreams map[string]*provider.Upstream
 	transport *http.Transport
 	metrics   *metrics
 	stopping  atomic.Bool
+	follow    bool
+	js        jetstream.JetStream
 }
 
 // New binds a gateway to its parts. It errors when the policy asks for what this version cannot enforce, when a provider's
 // secret is missing, or when prices contradict each other.
 func New(config Config, d Deps) (*Gateway, error) {
-	if later := d.Policy.Unsupported(); len(later) > 0 {
-		return nil, fmt.Errorf("the policy asks for what this version does not enforce:\n%w", later)
-	}
 	js, err := jetstream.New(d.NATS)
 	if err != nil {
 		return nil, fmt.Errorf("gateway: %w", err)
@@ -71,14 +71,22 @@ func New(config Config, d Deps) (*Gateway, error) {
 		config: config, log: d.Log, scripts: d.Scripts, nc: d.NATS, clock: clock, outbox: d.Outbox,
 		directory: admission.NewDirectory(js, d.Log), control: admission.NewControl(d.NATS, js),
 		transport: provider.NewTransport(provider.Timeouts{Dial: config.DialTimeout, Header: config.HeaderTimeout}),
-		metrics:   newMetrics(d.Registry),
+		metrics:   newMetrics(d.Registry), follow: d.FollowPolicy, js: js,
 	}
 	g.admission = admission.New(d.Scripts, g.directory, g.control, clock, config.LimiterTimeout, admission.NewMetrics(d.Registry), d.Log)
-	if err := g.admission.SetPolicy(d.Policy); err != nil {
-		return nil, err
+	return g, g.setPolicy(d.Policy)
+}
+
+// setPolicy takes a policy into force whole, or errors and leaves the running one.
+func (g *Gateway) setPolicy(p *policy.Policy) error {
+	if later := p.Unsupported(); len(later) > 0 {
+		return fmt.Errorf("the policy asks for what this version does not enforce:\n%w", later)
 	}
-	g.upstreams, err = connect(d.Policy, g.transport)
-	return g, err
+	upstreams, err := connect(p, g.transport)
+	if err != nil {
+		return err
+	}
+	return g.admission.SetPolicy(p, upstreams)
 }
 
 // connect makes an upstream of every provider, with its secret from the environment or a file.
@@ -146,6 +154,9 @@ func (g *Gateway) Run(ctx context.Context, listener net.Listener) error {
 	background.Go(func() error { return g.outbox.Run(work) })
 	background.Go(func() error { return g.directory.Run(work) })
 	background.Go(func() error { return g.confirmations(work) })
+	if g.follow {
+		background.Go(func() error { return g.followPolicy(work) })
+	}
 
 	g.awaitDirectory(ctx)
 	g.announce()

@@ -105,7 +105,7 @@ func (x *exchange) finish() {
 	attributes = append(attributes,
 		slog.String("reason", string(x.reason)), slog.Int("status", x.status), slog.String("app", x.caller.App),
 		slog.String("key_id", x.caller.Key), slog.String("endpoint", x.endpoint.Path),
-		slog.Duration("duration", time.Since(x.start)))
+		slog.Float64("duration_ms", float64(time.Since(x.start).Microseconds())/1000))
 	decision := "allow"
 	if x.request != nil {
 		attributes = append(attributes, slog.String("model", x.request.Model), slog.Bool("stream", x.request.Stream))
@@ -115,7 +115,7 @@ func (x *exchange) finish() {
 			layer = r.Layer
 			attributes = append(attributes, slog.String("layer", string(r.Layer)), slog.String("subject", r.Subject),
 				slog.String("limit_name", r.LimitName), slog.Int64("limit", r.Limit), slog.Int64("current", r.Used),
-				slog.Int64("held", r.Held), slog.Int64("needed", r.Needed), slog.Duration("retry_after", r.RetryAfter))
+				slog.Int64("held", r.Held), slog.Int64("needed", r.Needed), slog.Float64("retry_after_s", r.RetryAfter.Seconds()))
 		}
 		res := &v.Reservation
 		attributes = append(attributes, slog.String("request_id", res.ID), slog.String("user", res.User),

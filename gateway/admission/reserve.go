@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"tollgate/gateway/provider"
 	"tollgate/ledger"
 	"tollgate/ledger/event"
 	"tollgate/ledger/policy"
@@ -27,19 +28,21 @@ type Admission struct {
 	rules   atomic.Pointer[rules]
 }
 
-// rules are a policy in force with the prices that go with it.
+// rules are a policy in force with the prices and upstreams that go with it.
 type rules struct {
-	policy *policy.Policy
-	book   *price.Book
+	policy    *policy.Policy
+	book      *price.Book
+	upstreams map[string]*provider.Upstream
 }
 
-// New makes an admission that judges by p. timeout bounds one Redis call.
+// New makes an admission; SetPolicy must follow before the first request. timeout bounds one Redis call.
 func New(scripts *lua.Scripts, keys *Directory, control *Control, clock *Clock, timeout time.Duration, m *metrics, log *slog.Logger) *Admission {
 	return &Admission{scripts: scripts, keys: keys, control: control, clock: clock, timeout: timeout, metrics: m, log: log}
 }
 
-// SetPolicy takes a policy into force for every request from now on. It errors when its prices contradict each other.
-func (a *Admission) SetPolicy(p *policy.Policy) error {
+// SetPolicy takes a policy, with an upstream for each of its providers, into force for every request from now on. It errors
+// when its prices contradict each other, and leaves the running policy.
+func (a *Admission) SetPolicy(p *policy.Policy, upstreams map[string]*provider.Upstream) error {
 	overrides := make([]price.Override, len(p.Prices))
 	for i, row := range p.Prices {
 		overrides[i] = price.Override{Provider: row.Provider, Model: row.Model, From: row.From, Prices: row.PerMillion}
@@ -48,7 +51,7 @@ func (a *Admission) SetPolicy(p *policy.Policy) error {
 	if err != nil {
 		return fmt.Errorf("prices of policy %s: %w", p.Revision, err)
 	}
-	a.rules.Store(&rules{p, book})
+	a.rules.Store(&rules{p, book, upstreams})
 	return nil
 }
 
@@ -73,6 +76,7 @@ type Verdict struct {
 	Refusal     *Refusal // nil: allowed, and the reservation is held
 	Reservation event.Reservation
 	Provider    *policy.Provider
+	Upstream    *provider.Upstream
 	Limits      []LimitState
 	Price       *price.Row // nil when the model has no price
 }
@@ -189,7 +193,7 @@ func (a *Admission) prepare(ask *Ask) (*Verdict, *lua.ReserveCall, error) {
 		}
 		return v, nil, nil
 	}
-	v.Provider = r.policy.Providers[model.Provider]
+	v.Provider, v.Upstream = r.policy.Providers[model.Provider], r.upstreams[model.Provider]
 	applied := r.policy.Match(policy.Request{
 		App: ask.Caller.App, Key: ask.Caller.Key, User: ask.User, Plan: ask.Caller.Plan, Provider: model.Provider,
 		Model: ask.Model, Endpoint: ask.Endpoint, EndpointKind: ask.EndpointKind,
@@ -297,11 +301,23 @@ func (a *Admission) conclude(v *Verdict, call *lua.ReserveCall, d *lua.Decision)
 		}
 		rate := &d.Rates[rates]
 		rates++
-		s.Fits, s.Used, s.Wait, s.Reset = rate.Fits, rate.Used, rate.Wait, d.Now.Add(rate.Reset)
+		s.Fits, s.Used, s.Wait = rate.Fits, rate.Used, rate.Wait
+		s.Reset = d.Now.Add(rate.Reset)
+		if d.Status == lua.StatusAllowed {
+			s.Reset = s.Reset.Add(addedReset(&call.Rates[rates-1], rate.Reset, res.Held))
+		}
 	}
 	if d.Status == lua.StatusRefused {
 		v.Refusal = refusalOf(v.Limits, res.Held)
 	}
+}
+
+// addedReset is by how much the request itself puts off the moment when the rate is idle again.
+func addedReset(r *lua.Rate, before time.Duration, need ledger.Amounts) time.Duration {
+	if r.Algorithm == ledger.AlgorithmTokenBucket {
+		return time.Duration(float64(r.Window) * float64(need.In(r.Unit)) / float64(r.Amount))
+	}
+	return r.Window - before
 }
 
 func (s *LimitState) readBudget(b *lua.BudgetState, w ledger.Window, now time.Time, need ledger.Amounts) {

@@ -40,8 +40,8 @@ func ID(uuidv7 string, kind Kind) string { return uuidv7 + ":" + string(kind) }
 
 // What gateways and settlers agree on over NATS besides events.
 const (
-	ControlBucket  = "TOLLGATE_CONTROL" // KV bucket
-	GenerationKey  = "generation"       // its entry that names the generation that marks in Redis must have
+	ControlBucket  = "TOLLGATE_CONTROL"   // KV bucket
+	GenerationKey  = "generation"         // its entry that names the generation that marks in Redis must have
 	ConfirmSubject = "tollgate.confirmed" // request: a producer's id; the reply is the sequence up to which Postgres holds its events without gap
-	RebuildSubject = "tollgate.rebuild" // request: a slot whose mark is missing; the reply comes when it is rebuilt
+	RebuildSubject = "tollgate.rebuild"   // request: a slot whose mark is missing; the reply comes when it is rebuilt
 )

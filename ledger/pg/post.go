@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"fmt"
 	"sort"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 
@@ -47,10 +48,11 @@ type WriteBack struct {
 
 // CounterState is the absolute state of one budget. App is "" when all apps share it. Version rises with every change.
 type CounterState struct {
-	Counter ledger.Counter
-	App     string
-	Used    ledger.Amounts
-	Version int64
+	Counter   ledger.Counter
+	App       string
+	Used      ledger.Amounts
+	Version   int64
+	UpdatedAt time.Time // set by LiveBudgets only
 }
 
 // OpenReservation is a reservation that is pending.

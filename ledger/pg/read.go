@@ -25,11 +25,22 @@ func (s *Store) Apps(ctx context.Context) ([]string, error) {
 	return apps, nil
 }
 
+// HasHistory reports whether any budget or open reservation of the app is known.
+func (s *Store) HasHistory(ctx context.Context, app string) (bool, error) {
+	const query = `
+SELECT EXISTS (SELECT FROM budgets WHERE app = $1) OR EXISTS (SELECT FROM reservations WHERE state = 'pending' AND app = $1)`
+	var known bool
+	if err := s.pool.QueryRow(ctx, query, clean(app)).Scan(&known); err != nil {
+		return false, fmt.Errorf("look for history of app %q: %w", app, err)
+	}
+	return known, nil
+}
+
 // LiveBudgets reads the budgets of one app ("" for the shared ones) whose window is not over at now. For a rebuild of Redis
 // it is called on the session that excludes settlements.
 func (s *Session) LiveBudgets(ctx context.Context, app string, now time.Time) ([]CounterState, error) {
 	const query = `
-SELECT tier, family, subject, period, window_start, window_end, requests, tokens, nanousd, version
+SELECT tier, family, subject, period, window_start, window_end, requests, tokens, nanousd, version, updated_at
 FROM budgets
 WHERE app = $1 AND (window_end IS NULL OR window_end > $2)
 ORDER BY subject, period, window_start`
@@ -42,7 +53,7 @@ ORDER BY subject, period, window_start`
 		var start time.Time
 		var end *time.Time
 		err := row.Scan(&c.Counter.Tier, &c.Counter.Family, &c.Counter.Subject, &c.Counter.Period, &start, &end,
-			&c.Used.Requests, &c.Used.Tokens, &c.Used.NanoUSD, &c.Version)
+			&c.Used.Requests, &c.Used.Tokens, &c.Used.NanoUSD, &c.Version, &c.UpdatedAt)
 		if end != nil {
 			c.Counter.Window = ledger.Window{Start: start.UTC(), End: end.UTC()}
 		}

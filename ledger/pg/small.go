@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 
@@ -118,22 +117,12 @@ ORDER BY 1, 2`
 	return gaps, nil
 }
 
-// Confirmed tells, per producer, the sequence up to which Postgres holds every event, for producers heard of since the instant.
-func (s *Store) Confirmed(ctx context.Context, since time.Time) (map[string]uint64, error) {
-	const query = `SELECT producer, confirmed FROM producers WHERE updated_at >= $1`
-	rows, err := s.pool.Query(ctx, query, since)
-	if err != nil {
-		return nil, fmt.Errorf("read confirmed sequences: %w", err)
-	}
-	confirmed := map[string]uint64{}
-	var producer string
+// Confirmed is the sequence up to which every event of the producer is here; 0 for an unknown producer.
+func (s *Store) Confirmed(ctx context.Context, producer string) (uint64, error) {
+	const query = `SELECT coalesce((SELECT confirmed FROM producers WHERE producer = $1), 0)`
 	var sequence int64
-	_, err = pgx.ForEachRow(rows, []any{&producer, &sequence}, func() error {
-		confirmed[producer] = uint64(sequence)
-		return nil
-	})
-	if err != nil {
-		return nil, fmt.Errorf("read confirmed sequences: %w", err)
+	if err := s.pool.QueryRow(ctx, query, clean(producer)).Scan(&sequence); err != nil {
+		return 0, fmt.Errorf("read confirmed sequence of %s: %w", producer, err)
 	}
-	return confirmed, nil
+	return uint64(sequence), nil
 }

@@ -1,0 +1,79 @@
+package gateway
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"tollgate/ledger/policy"
+)
+
+// followPolicy takes pushed policies into force as they come. One that cannot be taken leaves the running one.
+func (g *Gateway) followPolicy(ctx context.Context) error {
+	for {
+		if err := g.watchPolicy(ctx); err != nil && ctx.Err() == nil {
+			g.log.Warn("pushed policies cannot be followed, the running one stays", "error", err)
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(time.Second):
+		}
+	}
+}
+
+func (g *Gateway) watchPolicy(ctx context.Context) error {
+	bucket, err := PolicyBucket(ctx, g.js)
+	if err != nil {
+		return err
+	}
+	watcher, err := bucket.Watch(ctx, policy.BucketKey)
+	if err != nil {
+		return fmt.Errorf("watch %s: %w", policy.Bucket, err)
+	}
+	defer func() { _ = watcher.Stop() }() // the subscription may have ended by itself
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case entry, open := <-watcher.Updates():
+			if !open {
+				return errors.New("the watch ended")
+			}
+			if entry != nil && entry.Operation() == jetstream.KeyValuePut {
+				g.takePolicy(entry.Value())
+			}
+		}
+	}
+}
+
+// PolicyBucket opens the bucket of pushed policies, making it where it is missing.
+func PolicyBucket(ctx context.Context, js jetstream.JetStream) (jetstream.KeyValue, error) {
+	bucket, err := js.CreateOrUpdateKeyValue(ctx, jetstream.KeyValueConfig{
+		Bucket: policy.Bucket, Description: "the policy in force and its history", History: 64, Storage: jetstream.FileStorage,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("bucket %s: %w", policy.Bucket, err)
+	}
+	return bucket, nil
+}
+
+func (g *Gateway) takePolicy(data []byte) {
+	if policy.RevisionOf(data) == g.admission.Policy().Revision {
+		return
+	}
+	p, err := policy.Parse(data, os.LookupEnv)
+	if err == nil {
+		err = g.setPolicy(p)
+	}
+	if err != nil {
+		g.log.Error("pushed policy is not taken, the running one stays", "revision", policy.RevisionOf(data), "error", err)
+		return
+	}
+	g.log.Info("policy in force", "revision", p.Revision)
+	g.announce()
+}

@@ -1,0 +1,194 @@
+package command
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strconv"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/spf13/cobra"
+
+	"tollgate/gateway"
+	"tollgate/internal/telemetry"
+	"tollgate/ledger/policy"
+)
+
+func newPolicy() *cobra.Command {
+	check := &cobra.Command{
+		Use:   "check FILE",
+		Short: "Validate a policy file; every problem with line and field",
+		Args:  cobra.ExactArgs(1),
+		RunE:  func(c *cobra.Command, args []string) error { return checkPolicy(c.OutOrStdout(), args[0]) },
+	}
+	push := &cobra.Command{
+		Use:   "push FILE",
+		Short: "Publish a policy to every gateway that has no file of its own",
+		Args:  cobra.ExactArgs(1),
+		RunE: func(c *cobra.Command, args []string) error {
+			if err := checkPolicy(c.OutOrStdout(), args[0]); err != nil {
+				return err
+			}
+			data, err := os.ReadFile(args[0])
+			if err != nil {
+				return err
+			}
+			return publishPolicy(c, data)
+		},
+	}
+	show := &cobra.Command{
+		Use:   "show",
+		Short: "Print the policy that was pushed last",
+		Args:  cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			return withBucket(c.Context(), func(ctx context.Context, bucket jetstream.KeyValue) error {
+				entry, err := bucket.Get(ctx, policy.BucketKey)
+				if err != nil {
+					return fmt.Errorf("no policy has been pushed: %w", err)
+				}
+				_, err = c.OutOrStdout().Write(entry.Value())
+				return err
+			})
+		},
+	}
+	history := &cobra.Command{
+		Use:   "history",
+		Short: "List the policies that were pushed, newest last",
+		Args:  cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			return withBucket(c.Context(), func(ctx context.Context, bucket jetstream.KeyValue) error {
+				entries, err := bucket.History(ctx, policy.BucketKey)
+				if err != nil {
+					return fmt.Errorf("no policy has been pushed: %w", err)
+				}
+				for _, e := range entries {
+					fmt.Fprintf(c.OutOrStdout(), "%d\t%s\t%s\n", e.Revision(), e.Created().UTC().Format(time.RFC3339), policy.RevisionOf(e.Value()))
+				}
+				return nil
+			})
+		},
+	}
+	rollback := &cobra.Command{
+		Use:   "rollback REV",
+		Short: "Publish again the policy of an earlier revision (the first column of history)",
+		Args:  cobra.ExactArgs(1),
+		RunE:  func(c *cobra.Command, args []string) error { return rollbackPolicy(c, args[0]) },
+	}
+	return group("policy", "Validate, publish and read the policy", check, push, show, history, rollback)
+}
+
+// readPolicy reads and checks a file.
+func readPolicy(path string) (*policy.Policy, error) {
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return nil, fmt.Errorf("policy: %w", err)
+	}
+	p, err := policy.Parse(data, os.LookupEnv)
+	if err != nil {
+		return nil, fmt.Errorf("policy %s:\n%w", path, err)
+	}
+	return p, nil
+}
+
+// checkPolicy prints every problem and warning, or that there is none.
+func checkPolicy(out io.Writer, path string) error {
+	p, err := readPolicy(path)
+	if err != nil {
+		return err
+	}
+	for _, w := range p.Warnings() {
+		fmt.Fprintf(out, "%s:%s (warning)\n", path, w)
+	}
+	if later := p.Unsupported(); len(later) > 0 {
+		return fmt.Errorf("policy %s asks for what this version does not enforce:\n%w", path, later)
+	}
+	fmt.Fprintf(out, "%s: ok, revision %s, %d limits\n", path, p.Revision, len(p.Limits))
+	return nil
+}
+
+func withBucket(ctx context.Context, work func(context.Context, jetstream.KeyValue) error) error {
+	var config struct {
+		Connections
+		Telemetry telemetry.Config
+	}
+	if err := readEnv(&config); err != nil {
+		return err
+	}
+	nc, err := nats.Connect(config.NATS.Reveal(), nats.Name("tollgate-policy"))
+	if err != nil {
+		return fmt.Errorf("NATS_URL: %w", err)
+	}
+	defer nc.Close()
+	ctx, cancel := context.WithTimeoutCause(ctx, 10*time.Second, errors.New("policy: NATS did not answer in time"))
+	defer cancel()
+	bucket, err := policyBucket(ctx, nc)
+	if err != nil {
+		return err
+	}
+	return work(ctx, bucket)
+}
+
+func policyBucket(ctx context.Context, nc *nats.Conn) (jetstream.KeyValue, error) {
+	js, err := jetstream.New(nc)
+	if err != nil {
+		return nil, err
+	}
+	return gateway.PolicyBucket(ctx, js)
+}
+
+func publishPolicy(c *cobra.Command, data []byte) error {
+	return withBucket(c.Context(), func(ctx context.Context, bucket jetstream.KeyValue) error {
+		revision, err := bucket.Put(ctx, policy.BucketKey, data)
+		if err != nil {
+			return fmt.Errorf("push policy: %w", err)
+		}
+		fmt.Fprintf(c.OutOrStdout(), "pushed as revision %d (%s)\n", revision, policy.RevisionOf(data))
+		return nil
+	})
+}
+
+func rollbackPolicy(c *cobra.Command, text string) error {
+	revision, err := strconv.ParseUint(text, 10, 64)
+	if err != nil {
+		return fmt.Errorf("revision %q is not a number of 'tollgate policy history'", text)
+	}
+	var data []byte
+	err = withBucket(c.Context(), func(ctx context.Context, bucket jetstream.KeyValue) error {
+		entry, err := bucket.GetRevision(ctx, policy.BucketKey, revision)
+		if err != nil {
+			return fmt.Errorf("revision %d: %w", revision, err)
+		}
+		data = entry.Value()
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	return publishPolicy(c, data)
+}
+
+// pushedPolicy is the policy that was pushed last; it errors when none was.
+func pushedPolicy(ctx context.Context, nc *nats.Conn) (*policy.Policy, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, 10*time.Second, errors.New("policy: NATS did not answer in time"))
+	defer cancel()
+	bucket, err := policyBucket(ctx, nc)
+	if err != nil {
+		return nil, err
+	}
+	entry, err := bucket.Get(ctx, policy.BucketKey)
+	if errors.Is(err, jetstream.ErrKeyNotFound) {
+		return nil, errors.New("no policy: name a file with --policy, or push one with 'tollgate policy push FILE'")
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read pushed policy: %w", err)
+	}
+	p, err := policy.Parse(entry.Value(), os.LookupEnv)
+	if err != nil {
+		return nil, fmt.Errorf("pushed policy:\n%w", err)
+	}
+	return p, nil
+}
