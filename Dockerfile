@@ -22,6 +22,6 @@ USER 65532:65532
 # The gateway's outbox lives here: mount a volume, one for each gateway.
 WORKDIR /data
 EXPOSE 8080 8081
-# Asks the process's own /healthz, which says that it lives; /readyz (is it of use?) is for load balancers.
+# Asks the service's own /readyz: healthy means ready to serve.
 HEALTHCHECK --interval=5s --timeout=3s --start-period=20s --retries=3 CMD ["/tollgate", "health"]
 ENTRYPOINT ["/tollgate"]

@@ -77,6 +77,29 @@ func TestComposeServices(t *testing.T) {
 	require.Equal(t, types.ServiceConditionHealthy, migrate.DependsOn["postgres"].Condition)
 }
 
+// What the containers are given, and asked to run, is what the program reads and knows.
+func TestComposeSpeaksToTollgate(t *testing.T) {
+	t.Parallel()
+	tr, project := repository(t), compose(t)
+	var code strings.Builder
+	for _, name := range tr.names(false) {
+		code.Write(tr.texts[name])
+	}
+	for _, name := range []string{"gateway", "settler", "migrate"} {
+		s := service(t, project, name)
+		for variable := range s.Environment {
+			require.Contains(t, code.String(), `"`+strings.TrimSuffix(variable, "_FILE")+`"`, "%s: nothing reads %s", name, variable)
+		}
+		commands := slices.Clone(s.Command)
+		if !s.HealthCheck.Disable {
+			commands = append(commands, s.HealthCheck.Test[2:]...)
+		}
+		for _, command := range commands {
+			require.Regexp(t, `"`+command+`[" ]`, code.String(), "%s: there is no command %s", name, command)
+		}
+	}
+}
+
 // Every file and volume that a service names exists, and everything declared is used.
 func TestComposeReferences(t *testing.T) {
 	t.Parallel()

@@ -94,7 +94,7 @@ func tests(tr *tree) []string {
 				return true
 			}
 			stack = append(stack, node)
-			if call, ok := node.(*ast.CallExpr); ok && isSkip(call) && !slices.ContainsFunc(stack, asksShort) {
+			if call, ok := node.(*ast.CallExpr); ok && isSkip(call, stack) && !slices.ContainsFunc(stack, asksShort) {
 				problems = append(problems, tr.at(call.Pos())+": a missing service fails the test; only testing.Short() may skip")
 			}
 			return true
@@ -103,13 +103,45 @@ func tests(tr *tree) []string {
 	return problems
 }
 
-func isSkip(call *ast.CallExpr) bool {
+// isSkip reports whether a call skips a test or benchmark. A *rapid.T skips one step of a random walk, which is fine.
+func isSkip(call *ast.CallExpr, stack []ast.Node) bool {
 	selector, ok := call.Fun.(*ast.SelectorExpr)
 	if !ok || !slices.Contains([]string{"Skip", "Skipf", "SkipNow"}, selector.Sel.Name) {
 		return false
 	}
 	receiver, ok := selector.X.(*ast.Ident)
-	return ok && slices.Contains([]string{"t", "b", "f", "tb", "rt"}, receiver.Name)
+	return ok && parameterPackage(receiver.Name, stack) == "testing"
+}
+
+// parameterPackage returns the package of the type of a parameter of the innermost function that has one of that name.
+func parameterPackage(name string, stack []ast.Node) string {
+	for _, node := range slices.Backward(stack) {
+		var params *ast.FieldList
+		switch fn := node.(type) {
+		case *ast.FuncDecl:
+			params = fn.Type.Params
+		case *ast.FuncLit:
+			params = fn.Type.Params
+		default:
+			continue
+		}
+		for _, field := range params.List {
+			if !slices.ContainsFunc(field.Names, func(id *ast.Ident) bool { return id.Name == name }) {
+				continue
+			}
+			kind := field.Type
+			if star, ok := kind.(*ast.StarExpr); ok {
+				kind = star.X
+			}
+			if qualified, ok := kind.(*ast.SelectorExpr); ok {
+				if pkg, ok := qualified.X.(*ast.Ident); ok {
+					return pkg.Name
+				}
+			}
+			return ""
+		}
+	}
+	return ""
 }
 
 // asksShort reports whether a node is `if testing.Short()`, possibly with more in its condition.
@@ -133,9 +165,10 @@ func TestTests(t *testing.T) {
 	check(t, tests, broken{
 		files: map[string]string{
 			"a_test.go": "package a\nimport \"github.com/stretchr/testify/assert\"\n" +
-				"func TestA(t *testing.T) {\nif testing.Short() {\nt.Skip(\"slow\")\n}\nif !redis {\nt.Skip(\"no redis\")\n}\n}",
+				"func TestA(t *testing.T) {\nif testing.Short() {\nt.Skip(\"slow\")\n}\nif !redis {\nt.Skip(\"no redis\")\n}\n" +
+				"rapid.Check(t, func(t *rapid.T) {\nt.Skip(\"this step\")\n})\n}\nfunc start(tb testing.TB) {\ntb.SkipNow()\n}",
 		},
-		want: []string{"a_test.go: testify/require", "a_test.go:8: a missing service"},
+		want: []string{"a_test.go: testify/require", "a_test.go:8: a missing service", "a_test.go:15: a missing service"},
 	})
 }
 
