@@ -6,8 +6,8 @@ import (
 )
 
 // vocabulary is what answers are made of: each word is one token by the package's count, and no word needs escaping.
-var vocabulary = strings.Fields("The meter reads what the line has used and every unit finds a place in the books so that a sum " +
-	"at night is the same sum we had at noon no more no less and who asks is told")
+var vocabulary = strings.Fields("The meter reads what the line has used and every unit finds a place in the books so that " +
+	"a sum at night is the same sum we had at noon no more no less and who asks is told")
 
 // maxWords bounds the text of an answer, not its usage: a test may ask for millions of tokens.
 const maxWords = 4096

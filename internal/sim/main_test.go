@@ -24,17 +24,13 @@ const deadline = 10 * time.Second
 func start(t testing.TB, cfg Config) (*Server, string) {
 	t.Helper()
 	require.NoError(t, cfg.Validate())
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	s := New(cfg)
 	ctx, cancel := context.WithCancel(t.Context())
-	stopped := make(chan error, 1)
-	go func() { stopped <- s.Run(ctx, listener) }()
+	s, url, stopped := runUntil(ctx, t, cfg)
 	t.Cleanup(func() {
 		cancel()
 		require.NoError(t, <-stopped)
 	})
-	return s, "http://" + listener.Addr().String()
+	return s, url
 }
 
 // httpClient is a client of its own, so that its idle connections end with the test.
@@ -95,4 +91,15 @@ const hello = `{"model":"gpt-4o-mini","messages":[{"role":"user","content":"Say 
 func streamed(directive string) string {
 	return `{"model":"gpt-4o-mini","stream":true,"stream_options":{"include_usage":true},` +
 		`"messages":[{"role":"user","content":"Say hello. ` + directive + `"}]}`
+}
+
+// runUntil runs a simulator until ctx ends; what Run returned then comes through the channel.
+func runUntil(ctx context.Context, t testing.TB, cfg Config) (*Server, string, <-chan error) {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	s := New(cfg)
+	stopped := make(chan error, 1)
+	go func() { stopped <- s.Run(ctx, listener) }()
+	return s, "http://" + listener.Addr().String(), stopped
 }

@@ -9,10 +9,10 @@ import (
 // github.com/pydantic/genai-prices (prices/new_data/v2, MIT), state of 2026-08-21. An empty cached price means that cached input
 // costs as much as other input; an empty output price, that the model makes none.
 var priceList = []struct {
-	alias, name            string // what callers ask for, what answers and books say
-	created                int64
-	does                   endpoint
-	input, cached, output_ string
+	alias, name           string // what callers ask for, what answers and books say
+	created               int64
+	does                  endpoint
+	input, cached, output string
 }{
 	{"gpt-4o", "gpt-4o-2024-08-06", 1722814719, endpointChat, "2.5", "1.25", "10"},
 	{"gpt-4o-mini", "gpt-4o-mini-2024-07-18", 1721172717, endpointChat, "0.15", "0.075", "0.6"},
@@ -54,8 +54,8 @@ func readPriceList() []model {
 		if p.cached != "" {
 			m.cached = nanoPerToken(p.cached)
 		}
-		if p.output_ != "" {
-			m.output = nanoPerToken(p.output_)
+		if p.output != "" {
+			m.output = nanoPerToken(p.output)
 		}
 		list[i] = m
 	}

@@ -73,10 +73,19 @@ func readFields(body gjson.Result) fields {
 		name string
 		to   *gjson.Result
 	}{
-		{"model", &f.model}, {"messages", &f.messages}, {"prompt", &f.prompt}, {"input", &f.input}, {"n", &f.n},
-		{"max_tokens", &f.maxTokens}, {"max_completion_tokens", &f.maxCompletionTokens}, {"stream", &f.stream},
-		{"stream_options", &f.streamOptions}, {"dimensions", &f.dimensions}, {"encoding_format", &f.encodingFormat},
-		{"tools", &tools}, {"response_format", &format},
+		{"model", &f.model},
+		{"messages", &f.messages},
+		{"prompt", &f.prompt},
+		{"input", &f.input},
+		{"n", &f.n},
+		{"max_tokens", &f.maxTokens},
+		{"max_completion_tokens", &f.maxCompletionTokens},
+		{"stream", &f.stream},
+		{"stream_options", &f.streamOptions},
+		{"dimensions", &f.dimensions},
+		{"encoding_format", &f.encodingFormat},
+		{"tools", &tools},
+		{"response_format", &format},
 	}
 	body.ForEach(func(key, value gjson.Result) bool {
 		for _, t := range targets {

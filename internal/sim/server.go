@@ -96,9 +96,19 @@ func (s *Server) Handler() http.Handler { return http.HandlerFunc(s.serve) }
 // Run serves on listener, which it closes, until ctx ends or serving fails. Answers under way may finish within
 // Config.ShutdownTimeout; whatever runs longer is cut, which is no error. It returns when all of it has ended.
 func (s *Server) Run(ctx context.Context, listener net.Listener) error {
+	// Closing a server does not wait for its handlers; a connection's last state comes after its last handler.
+	var connections sync.WaitGroup
 	server := &http.Server{
 		Handler: s.Handler(), ReadHeaderTimeout: 10 * time.Second,
 		ErrorLog: slog.NewLogLogger(s.log.Handler(), slog.LevelWarn),
+		ConnState: func(_ net.Conn, state http.ConnState) {
+			switch state {
+			case http.StateNew:
+				connections.Add(1)
+			case http.StateClosed, http.StateHijacked:
+				connections.Done()
+			}
+		},
 	}
 	s.log.InfoContext(ctx, "provider simulator started", "address", listener.Addr().String())
 	group, groupCtx := errgroup.WithContext(ctx)
@@ -120,6 +130,7 @@ func (s *Server) Run(ctx context.Context, listener net.Listener) error {
 		return nil
 	})
 	err := group.Wait()
+	connections.Wait()
 	s.log.Info("provider simulator stopped")
 	return err
 }
