@@ -11,6 +11,14 @@
 //	POST /v1/embeddings         a text, texts, a list of token ids, lists of token ids; float and base64
 //	GET  /v1/models[/{id}]
 //
+//	GET  /v1/organization/usage/completions, /v1/organization/usage/embeddings, /v1/organization/costs
+//	                            start_time, end_time, bucket_width, limit, page, group_by and the provider's filters;
+//	                            buckets begin at multiples of their width in UTC
+//	GET  /sim/books?since=      all records; since is a record's number, or the RFC 3339 time of its end
+//	GET  /sim/totals            their sums
+//	POST /sim/control           settings for all requests, as a JSON object that replaces the one before
+//	POST /sim/reset             empties the books
+//
 // A model may be asked for by its alias (gpt-4o) or by its dated name (gpt-4o-2024-08-06). Answers and books carry the
 // dated name, as the real ones do. Where a JSON key stands twice in an object, the last one counts.
 //
