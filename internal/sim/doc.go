@@ -20,7 +20,7 @@
 //	POST /sim/reset             empties the books
 //
 // A model may be asked for by its alias (gpt-4o) or by its dated name (gpt-4o-2024-08-06). Answers and books carry the
-// dated name, as the real ones do. Where a JSON key stands twice in an object, the last one counts.
+// dated name, as the real ones do. Where a top-level JSON key stands twice, the last one counts.
 //
 // # Settings
 //
