@@ -1,0 +1,167 @@
+package settler
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"tollgate/ledger/event"
+)
+
+// consumerName is the durable consumer that all settlers share.
+const consumerName = "settler"
+
+// stallCheck is how often the flow of messages is compared with what waits on the stream.
+const stallCheck = 5 * time.Second
+
+// ensureConsumer makes the stream and the consumer, or brings them to the configuration. Idempotent.
+func (s *Settler) ensureConsumer(ctx context.Context) (jetstream.Consumer, error) {
+	stream, err := s.js.CreateOrUpdateStream(ctx, jetstream.StreamConfig{
+		Name: event.Stream, Subjects: []string{event.Subjects}, Storage: jetstream.FileStorage, Retention: jetstream.LimitsPolicy,
+		Discard: jetstream.DiscardNew, Duplicates: 2 * time.Minute, MaxAge: s.config.MaxAge, Replicas: s.config.Replicas,
+		AllowDirect: true,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("stream %s: %w", event.Stream, err)
+	}
+	// MaxDeliver stays unlimited: an event that the settler cannot settle now must not be given up by the server.
+	consumer, err := stream.CreateOrUpdateConsumer(ctx, jetstream.ConsumerConfig{
+		Durable: consumerName, AckPolicy: jetstream.AckExplicitPolicy, DeliverPolicy: jetstream.DeliverAllPolicy,
+		AckWait: s.config.AckWait, MaxAckPending: s.config.MaxAckPending,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("consumer %s: %w", consumerName, err)
+	}
+	return consumer, nil
+}
+
+// consume keeps messages coming until ctx ends. A consumer that is gone, or stands still while messages wait, is opened anew.
+func (s *Settler) consume(ctx context.Context) error {
+	for ctx.Err() == nil {
+		if err := s.consumeOnce(ctx); err != nil && ctx.Err() == nil {
+			s.log.Warn("consumer lost", "error", err)
+			if err := sleep(ctx, time.Second); err != nil {
+				return nil
+			}
+		}
+	}
+	return nil
+}
+
+func (s *Settler) consumeOnce(ctx context.Context) error {
+	consumer, err := s.ensureConsumer(ctx)
+	if err != nil {
+		return err
+	}
+	var received atomic.Int64
+	failed := make(chan error, 1)
+	// The channel is full while the workers are behind or Postgres is away: then the handler waits, and no more is pulled.
+	consuming, err := consumer.Consume(func(m jetstream.Msg) {
+		received.Add(1)
+		select {
+		case <-ctx.Done():
+			s.giveBack(m)
+			return
+		default:
+		}
+		select {
+		case s.messages <- m:
+		case <-ctx.Done():
+			s.giveBack(m)
+		}
+	}, jetstream.PullMaxMessages(2*s.config.Batch), jetstream.PullHeartbeat(5*time.Second), jetstream.PullExpiry(15*time.Second),
+		jetstream.ConsumeErrHandler(func(_ jetstream.ConsumeContext, err error) {
+			if errors.Is(err, jetstream.ErrConsumerDeleted) || errors.Is(err, jetstream.ErrConsumerNotFound) {
+				select {
+				case failed <- err:
+				default:
+				}
+			}
+		}))
+	if err != nil {
+		return fmt.Errorf("consume: %w", err)
+	}
+	defer func() {
+		consuming.Drain() // what has arrived is handed over or given back
+		<-consuming.Closed()
+	}()
+	ticker := time.NewTicker(stallCheck)
+	defer ticker.Stop()
+	for last := int64(-1); ; {
+		select {
+		case <-ctx.Done():
+			return nil
+		case err := <-failed:
+			return err
+		case <-consuming.Closed():
+			return errors.New("subscription closed")
+		case <-ticker.C:
+		}
+		n := received.Load()
+		if n == last && len(s.messages) == 0 {
+			info, err := consumer.Info(ctx)
+			if errors.Is(err, jetstream.ErrConsumerNotFound) || errors.Is(err, jetstream.ErrStreamNotFound) {
+				return err
+			}
+			if err == nil && info.NumPending > 0 && info.NumAckPending < s.config.MaxAckPending {
+				return fmt.Errorf("%d messages wait and none arrive", info.NumPending)
+			}
+		}
+		last = n
+	}
+}
+
+// awaitSettled waits until everything that is on the stream now has been settled, by whichever settler.
+func (s *Settler) awaitSettled(ctx context.Context) error {
+	stream, err := s.js.Stream(ctx, event.Stream)
+	if err != nil {
+		return fmt.Errorf("stream's end: %w", err)
+	}
+	end := stream.CachedInfo().State.LastSeq
+	for {
+		consumer, err := s.js.Consumer(ctx, event.Stream, consumerName)
+		if err != nil {
+			return fmt.Errorf("consumer's position: %w", err)
+		}
+		info := consumer.CachedInfo()
+		if info.AckFloor.Stream >= end || info.NumPending == 0 && info.NumAckPending == 0 {
+			return nil
+		}
+		if err := sleep(ctx, 20*time.Millisecond); err != nil {
+			return fmt.Errorf("settle up to %d, at %d: %w", end, info.AckFloor.Stream, context.Cause(ctx))
+		}
+	}
+}
+
+// measureLag tells how old the oldest event is that no settler has acknowledged.
+func (s *Settler) measureLag(ctx context.Context) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, 5*time.Second, errors.New("measure lag: NATS did not answer"))
+	defer cancel()
+	consumer, err := s.js.Consumer(ctx, event.Stream, consumerName)
+	if err != nil {
+		return fmt.Errorf("measure lag: %w", err)
+	}
+	info := consumer.CachedInfo()
+	if info.NumPending == 0 && info.NumAckPending == 0 {
+		s.metrics.lag.Set(0)
+		return nil
+	}
+	stream, err := s.js.Stream(ctx, event.Stream)
+	if err != nil {
+		return fmt.Errorf("measure lag: %w", err)
+	}
+	oldest := max(info.AckFloor.Stream+1, stream.CachedInfo().State.FirstSeq)
+	message, err := stream.GetMsg(ctx, oldest)
+	if errors.Is(err, jetstream.ErrMsgNotFound) {
+		return nil // settled or aged away in between
+	}
+	if err != nil {
+		return fmt.Errorf("measure lag: %w", err)
+	}
+	s.metrics.lag.Set(max(0, s.now().Sub(message.Time).Seconds()))
+	return nil
+}

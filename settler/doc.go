@@ -1,0 +1,20 @@
+// Package settler brings events from the stream into Postgres and back to Redis.
+//
+// A worker takes a batch of messages, posts it in one transaction, writes the absolute values of what it touched back to
+// Redis, and acknowledges. Everything may happen twice: an event by its id, a write-back by the budgets' versions and the
+// reservations' ids. Any number of settlers may run at once.
+//
+// # When a part is away
+//
+//   - Postgres: the batch is given back, and the worker looks for Postgres at growing intervals. The stream holds.
+//   - Redis: settlement goes on. The apps whose write-back failed are remembered and refreshed, absolutely, once Redis answers;
+//     a settler that starts refreshes all apps, so what another one remembered when it died is not lost. A Redis that came back
+//     empty has no marks and is rebuilt, see package rebuild.
+//   - The stream: reconnect; a consumer or stream that is gone is made again.
+//   - A message that can never be settled is parked with its reason and acknowledged; the rest of its batch is settled.
+//
+// # Not guaranteed
+//
+// A rebuild waits for what gateways have published, not for what they still hold back in their outboxes: until the barrier
+// of design.md is built, amounts held by such requests can be admitted twice.
+package settler

@@ -1,0 +1,129 @@
+package settler
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"tollgate/ledger/event"
+	"tollgate/ledger/pg"
+)
+
+// queueGroup shares requests among settlers.
+const queueGroup = "settler"
+
+// serveConfirmations tells gateways up to which sequence Postgres holds their events.
+func (s *Settler) serveConfirmations(ctx context.Context) error {
+	return s.serve(ctx, event.ConfirmSubject, func(request *nats.Msg) {
+		ctx, cancel := context.WithTimeoutCause(ctx, 2*time.Second, errors.New("confirm: Postgres did not answer"))
+		defer cancel()
+		sequence, err := s.store.Confirmed(ctx, string(request.Data))
+		if err != nil {
+			s.log.Warn("no confirmation given", "error", err)
+			return
+		}
+		s.respond(request, strconv.FormatUint(sequence, 10))
+	})
+}
+
+// serveRebuilds rebuilds on request and wherever a mark is found missing.
+func (s *Settler) serveRebuilds(ctx context.Context) error {
+	requests := make(chan *nats.Msg, 64)
+	subscription, err := s.nc.ChanQueueSubscribe(event.RebuildSubject, queueGroup, requests)
+	if err != nil {
+		return fmt.Errorf("subscribe to %s: %w", event.RebuildSubject, err)
+	}
+	defer s.unsubscribe(subscription)
+	ticker := time.NewTicker(s.config.RebuildEvery)
+	defer ticker.Stop()
+	var lastAll time.Time
+	for {
+		// All apps are looked at now and then; between, a lost mark shows by the gateways' requests or by the shared one.
+		all := s.now().Sub(lastAll) >= 10*s.config.RebuildEvery
+		if all {
+			lastAll = s.now()
+		}
+		if err := s.rebuild.Missing(ctx, all); err != nil && ctx.Err() == nil {
+			s.log.Warn("rebuild failed, trying again", "error", err)
+		}
+		for waiting := true; waiting; {
+			select {
+			case <-ctx.Done():
+				return nil
+			case request := <-requests:
+				answer := "ok"
+				if err := s.rebuild.Slot(ctx, string(request.Data)); err != nil {
+					s.log.Warn("rebuild failed", "slot", string(request.Data), "error", err)
+					answer = "error: " + err.Error()
+				}
+				s.respond(request, answer)
+			case <-ticker.C:
+				waiting = false
+			}
+		}
+	}
+}
+
+func (s *Settler) serve(ctx context.Context, subject string, handle func(*nats.Msg)) error {
+	requests := make(chan *nats.Msg, 64)
+	subscription, err := s.nc.ChanQueueSubscribe(subject, queueGroup, requests)
+	if err != nil {
+		return fmt.Errorf("subscribe to %s: %w", subject, err)
+	}
+	defer s.unsubscribe(subscription)
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case request := <-requests:
+			handle(request)
+		}
+	}
+}
+
+func (s *Settler) unsubscribe(subscription *nats.Subscription) {
+	if err := subscription.Unsubscribe(); err != nil && !errors.Is(err, nats.ErrConnectionClosed) {
+		s.log.Warn("unsubscribe", "subject", subscription.Subject, "error", err)
+	}
+}
+
+func (s *Settler) respond(request *nats.Msg, answer string) {
+	if err := request.Respond([]byte(answer)); err != nil {
+		s.log.Debug("answer not sent", "subject", request.Subject, "error", err)
+	}
+}
+
+// gapReporter looks for sequences that are missing for too long, and reports each once.
+func (s *Settler) gapReporter() func(context.Context) error {
+	seen, reported := map[pg.Gap]time.Time{}, map[pg.Gap]bool{}
+	return func(ctx context.Context) error {
+		open, err := s.store.OpenCount(ctx)
+		if err != nil {
+			return err
+		}
+		s.metrics.open.Set(float64(open))
+		gaps, err := s.store.Gaps(ctx)
+		if err != nil {
+			return err
+		}
+		now, still := s.now(), map[pg.Gap]time.Time{}
+		for _, g := range gaps {
+			since, known := seen[g]
+			if !known {
+				since = now
+			}
+			still[g] = since
+			if now.Sub(since) >= s.config.GapAge && !reported[g] {
+				reported[g] = true
+				s.metrics.gaps.Add(float64(g.Until - g.From))
+				s.log.Error("events are missing", "producer", g.Producer, "from", g.From, "until", g.Until)
+			}
+		}
+		seen = still
+		return nil
+	}
+}

@@ -1,0 +1,282 @@
+package settler_test
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"tollgate/e2e/stack"
+	"tollgate/internal/dev/services"
+	"tollgate/ledger"
+	"tollgate/ledger/event"
+	"tollgate/ledger/pg"
+	"tollgate/lua"
+	"tollgate/migrations"
+	"tollgate/settler"
+)
+
+func TestMain(m *testing.M) { stack.Main(m, stack.Options{Migrate: migrations.Up}) }
+
+const app = "checkout"
+
+// patience bounds every wait of a test.
+const patience = time.Minute
+
+func testConfig() settler.Config {
+	return settler.Config{
+		Batch: 100, Linger: 5 * time.Millisecond, Workers: 2, AckWait: 2 * time.Second, MaxAckPending: 1000, MaxAge: time.Hour, Replicas: 1,
+		SweepEvery: 50 * time.Millisecond, SweepGrace: 100 * time.Millisecond, RebuildEvery: 50 * time.Millisecond,
+		RebuildGrace: 20 * time.Millisecond, DirectoryEvery: 50 * time.Millisecond, GapAge: 100 * time.Millisecond,
+	}
+}
+
+// world is one ledger with its three services and what a gateway would do to them.
+type world struct {
+	testing.TB
+	databaseURL string
+	store       *pg.Store
+	redis       *redis.Client
+	scripts     *lua.Scripts
+	nats        *services.NATS
+	nc          *nats.Conn
+	js          jetstream.JetStream
+	sequence    uint64
+	metrics     *prometheus.Registry
+}
+
+type parts struct {
+	databaseURL, redisURL string
+}
+
+func newWorld(t testing.TB, p parts) *world {
+	t.Helper()
+	w := &world{TB: t, databaseURL: p.databaseURL, nats: stack.NATS(t), metrics: prometheus.NewRegistry()}
+	if w.databaseURL == "" {
+		w.databaseURL = stack.Postgres(t)
+	}
+	if p.redisURL == "" {
+		p.redisURL = stack.Redis(t)
+	}
+	var err error
+	w.store, err = pg.Open(t.Context(), w.databaseURL, 12)
+	require.NoError(t, err)
+	t.Cleanup(w.store.Close)
+	require.NoError(t, w.store.CreateApp(t.Context(), app, "paid"))
+	w.redis, err = lua.Connect(p.redisURL, lua.Options{Timeout: time.Second})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, w.redis.Close()) })
+	w.scripts = lua.New(w.redis)
+	w.nc, err = nats.Connect(w.nats.ClientURL(), nats.MaxReconnects(-1), nats.ReconnectWait(20*time.Millisecond))
+	require.NoError(t, err)
+	t.Cleanup(w.nc.Close)
+	w.js, err = jetstream.New(w.nc)
+	require.NoError(t, err)
+	return w
+}
+
+// settle runs a settler until stop is called, at the latest at the end of the test.
+func (w *world) settle() (stop func()) {
+	w.Helper()
+	return w.settleWith(testConfig())
+}
+
+func (w *world) settleWith(config settler.Config) (stop func()) {
+	w.Helper()
+	w.metrics = prometheus.NewRegistry()
+	s, err := settler.New(config, settler.Deps{
+		Store: w.store, Scripts: w.scripts, NATS: w.nc, Log: slog.New(slog.NewTextHandler(w.Output(), &slog.HandlerOptions{Level: slog.LevelWarn})), Registry: w.metrics,
+	})
+	require.NoError(w, err)
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- s.Run(ctx) }()
+	stopped := false
+	stop = func() {
+		if !stopped {
+			stopped = true
+			cancel()
+			require.NoError(w, <-done)
+		}
+	}
+	w.Cleanup(stop)
+	w.eventually(func() error { return s.Ready() })
+	return stop
+}
+
+// eventually polls until check has no error.
+func (w *world) eventually(check func() error) {
+	w.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	ticker := time.NewTicker(10 * time.Millisecond)
+	defer ticker.Stop()
+	for {
+		err := check()
+		if err == nil {
+			return
+		}
+		select {
+		case <-ctx.Done():
+			require.NoError(w, err)
+		case <-ticker.C:
+		}
+	}
+}
+
+func counters() []ledger.Counter {
+	return []ledger.Counter{
+		{Tier: ledger.TierPlatform, Family: "platform", Subject: "platform", Period: ledger.PeriodDay, Window: ledger.Calendar{}.Window(ledger.PeriodDay, time.Now())},
+		{Tier: ledger.TierApp, Family: "app", Subject: "app:" + app, Period: ledger.PeriodTotal},
+	}
+}
+
+func newReservation(deadline time.Duration) event.Reservation {
+	now := time.Now().UTC()
+	return event.Reservation{
+		ID: event.NewReservationID(now), Key: "k_1", Plan: "paid", Provider: "openai", ModelRequested: "m", Model: "m", Endpoint: "/v1/chat/completions",
+		Attempt: 1, Held: ledger.Amounts{Requests: 1, Tokens: 100, NanoUSD: 1000}, Counters: counters(), ReservedAt: now,
+		Deadline: now.Add(deadline), OnExpiry: event.ExpiryCharge, PolicyRevision: "1",
+	}
+}
+
+// reserve holds the amounts in Redis, as a gateway does.
+func (w *world) reserve(r event.Reservation) {
+	w.Helper()
+	w.eventually(func() error {
+		d, err := w.scripts.Reserve(context.Background(), &lua.ReserveCall{
+			ID: r.ID, App: app, Generation: "1", TTL: time.Until(r.Deadline), Need: r.Held, Counters: r.Counters,
+			Budgets: []lua.Budget{{Counter: 0, Unit: ledger.UnitUSD, Limit: 1 << 60}, {Counter: 1, Unit: ledger.UnitUSD, Limit: 1 << 60}},
+		})
+		if err == nil && d.Status != lua.StatusAllowed && d.Status != lua.StatusHeld {
+			err = fmt.Errorf("reserve: status %d", d.Status)
+		}
+		return err
+	})
+}
+
+// amounts reads used and held nano-dollars of both counters, by asking for more than there could ever be.
+func (w *world) amounts() (platform, own lua.BudgetState, err error) {
+	d, err := w.scripts.Reserve(context.Background(), &lua.ReserveCall{
+		ID: event.NewReservationID(time.Now()), App: app, Generation: "1", TTL: time.Minute, Need: ledger.Amounts{NanoUSD: 1}, Counters: counters(),
+		Budgets: []lua.Budget{{Counter: 0, Unit: ledger.UnitUSD, Limit: 0}, {Counter: 1, Unit: ledger.UnitUSD, Limit: 0}},
+	})
+	if err == nil && d.Status != lua.StatusRefused {
+		err = fmt.Errorf("probe: status %d", d.Status)
+	}
+	if err != nil {
+		return lua.BudgetState{}, lua.BudgetState{}, err
+	}
+	return d.Budgets[0], d.Budgets[1], nil
+}
+
+// awaitRedis waits until both counters show the amounts.
+func (w *world) awaitRedis(used, held int64) {
+	w.Helper()
+	want := lua.BudgetState{Used: used, Held: held}
+	w.eventually(func() error {
+		platform, own, err := w.amounts()
+		if err == nil && (platform != want || own != want) {
+			err = fmt.Errorf("platform %+v, app %+v, want %+v", platform, own, want)
+		}
+		return err
+	})
+}
+
+func (w *world) event(kind event.Kind, r event.Reservation) *event.Event {
+	w.sequence++
+	e := &event.Event{
+		V: event.Version, ID: event.ID(r.ID, kind), Kind: kind, App: app, OccurredAt: time.Now().UTC(), Producer: "gw-1", Sequence: w.sequence, Reservation: &r,
+	}
+	if kind == event.KindUsed {
+		e.Outcome = &event.Outcome{Usage: ledger.Usage{Input: 40, Output: 10}, UsageState: ledger.UsageReported, Cost: 500, Status: 200, Finish: ledger.ReasonOK,
+			Components: []event.Component{{Class: ledger.ClassInput, Tokens: 40, Cost: 500}},
+		}
+	}
+	if kind == event.KindReleased {
+		e.Release = &event.Release{Reason: ledger.ReasonUpstreamFailed}
+	}
+	return e
+}
+
+func (w *world) publish(events ...*event.Event) {
+	w.Helper()
+	for _, e := range events {
+		body, err := e.Encode()
+		require.NoError(w, err)
+		w.send(e.Subject(), e.ID, body)
+	}
+}
+
+// send publishes until the stream has the message: it may be away for a while.
+func (w *world) send(subject, id string, body []byte) {
+	w.Helper()
+	w.eventually(func() error {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		defer cancel()
+		_, err := w.js.Publish(ctx, subject, body, jetstream.WithMsgID(id))
+		return err
+	})
+}
+
+// state is a reservation's state in the ledger, "" when it is unknown.
+func (w *world) state(id string) (string, error) {
+	return w.scan(`SELECT coalesce((SELECT state FROM reservations WHERE reservation_id = $1), '')`, id)
+}
+
+func (w *world) scan(query string, args ...any) (string, error) {
+	ctx := context.Background()
+	conn, err := pgx.Connect(ctx, w.databaseURL)
+	if err != nil {
+		return "", err
+	}
+	defer func() { require.NoError(w, conn.Close(ctx)) }()
+	var text string
+	err = conn.QueryRow(ctx, query, args...).Scan(&text)
+	return text, err
+}
+
+func (w *world) awaitState(id, want string) {
+	w.Helper()
+	w.eventually(func() error {
+		got, err := w.state(id)
+		if err == nil && got != want {
+			err = fmt.Errorf("reservation %s is %q, want %q", id, got, want)
+		}
+		return err
+	})
+}
+
+func (w *world) requireVerified(except string) {
+	w.Helper()
+	checks, err := w.store.Verify(context.Background())
+	require.NoError(w, err)
+	for _, c := range checks {
+		require.True(w, c.OK || c.Name == except, "%s: %d %s", c.Name, c.Figure, c.Meaning)
+	}
+}
+
+// metric is the sum of a metric's values over its labels.
+func (w *world) metric(name string) float64 {
+	w.Helper()
+	families, err := w.metrics.Gather()
+	require.NoError(w, err)
+	var sum float64
+	for _, f := range families {
+		if f.GetName() != name {
+			continue
+		}
+		for _, m := range f.GetMetric() {
+			sum += m.GetCounter().GetValue() + m.GetGauge().GetValue()
+		}
+	}
+	return sum
+}

@@ -1,0 +1,62 @@
+package settler
+
+import (
+	"github.com/prometheus/client_golang/prometheus"
+
+	"tollgate/ledger/event"
+	"tollgate/ledger/pg"
+)
+
+// The outcome of a message that never became an event.
+const (
+	kindUnknown   = "unknown"
+	outcomeParked = "parked"
+)
+
+type metrics struct {
+	lag       prometheus.Gauge
+	batchSize prometheus.Histogram
+	events    *prometheus.CounterVec
+	open      prometheus.Gauge
+	gaps      prometheus.Counter
+	drift     prometheus.Gauge
+	redisDown prometheus.Gauge
+	negative  prometheus.Counter
+}
+
+func newMetrics(reg prometheus.Registerer) *metrics {
+	m := &metrics{
+		lag: prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: "tollgate_settlement_lag_seconds", Help: "Age of the oldest event that is on the stream and not settled.",
+		}),
+		batchSize: prometheus.NewHistogram(prometheus.HistogramOpts{
+			Name: "tollgate_settlement_batch_size", Help: "Events settled in one transaction.", Buckets: prometheus.ExponentialBuckets(1, 4, 7),
+		}),
+		events: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "tollgate_events_total", Help: "Events by kind and by what became of them.",
+		}, []string{"kind", "outcome"}),
+		open: prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: "tollgate_open_reservations", Help: "Reservations without an end, by the ledger.",
+		}),
+		gaps: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "tollgate_sequence_gaps_total", Help: "Events that a producer numbered and that have not arrived in time.",
+		}),
+		drift: prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: "tollgate_ledger_drift", Help: "Apps whose settled amounts Redis is known not to have yet.",
+		}),
+		redisDown: prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: "tollgate_settler_redis_failing", Help: "1 while the last write-back to Redis failed.",
+		}),
+		negative: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "tollgate_settler_negative_held_total", Help: "Held amounts in Redis that would have gone below zero: a bug.",
+		}),
+	}
+	for _, kind := range []event.Kind{event.KindReserved, event.KindUsed, event.KindReleased, event.KindExpired, event.KindRefused, event.KindPolicy} {
+		for _, fate := range []pg.Fate{pg.FatePosted, pg.FateDuplicate, pg.FateConflict} {
+			m.events.WithLabelValues(string(kind), string(fate))
+		}
+	}
+	m.events.WithLabelValues(kindUnknown, outcomeParked)
+	reg.MustRegister(m.lag, m.batchSize, m.events, m.open, m.gaps, m.drift, m.redisDown, m.negative)
+	return m
+}

@@ -1,0 +1,127 @@
+package settler
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"tollgate/ledger/pg"
+	"tollgate/lua"
+)
+
+// redisTimeout bounds one app's write-back.
+const redisTimeout = 2 * time.Second
+
+// writeBack tells Redis what Postgres has committed. An app that Redis does not take is remembered; settlement goes on.
+func (s *Settler) writeBack(ctx context.Context, writeBacks []pg.WriteBack) {
+	for _, w := range writeBacks {
+		if err := s.settleApp(ctx, w); err != nil {
+			s.log.Warn("write-back failed, will refresh", "app", w.App, "error", err)
+			for _, w := range writeBacks { // the others would only wait for the same timeout
+				s.markDirty(w.App)
+			}
+			return
+		}
+	}
+}
+
+func (s *Settler) settleApp(ctx context.Context, w pg.WriteBack) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, redisTimeout, errors.New("write-back: Redis did not answer"))
+	defer cancel()
+	opens := make([]lua.Open, len(w.Opens))
+	for i, o := range w.Opens {
+		opens[i] = luaOpen(o)
+	}
+	endings := make([]lua.Ending, len(w.Endings))
+	for i, e := range w.Endings {
+		r := e.Reservation
+		endings[i] = lua.Ending{ReservationID: r.ID, Counters: r.Counters, Rates: r.Rates, Held: r.Held, Spent: e.Spent}
+	}
+	result, err := s.scripts.Settle(ctx, w.App, counterStates(w.Counters), opens, endings)
+	if err != nil {
+		s.metrics.redisDown.Set(1)
+		return err
+	}
+	s.metrics.redisDown.Set(0)
+	if result.Negative > 0 {
+		s.metrics.negative.Add(float64(result.Negative))
+		s.log.Error("held amounts went below zero", "app", w.App, "figures", result.Negative)
+	}
+	return nil // not applied: a mark is missing, and the rebuild will read the same rows
+}
+
+func counterStates(states []pg.CounterState) []lua.CounterState {
+	out := make([]lua.CounterState, len(states))
+	for i, c := range states {
+		out[i] = lua.CounterState{Counter: c.Counter, App: c.App, Used: c.Used, Version: c.Version}
+	}
+	return out
+}
+
+func luaOpen(o pg.OpenReservation) lua.Open {
+	r := o.Reservation
+	return lua.Open{ReservationID: r.ID, App: o.App, Held: r.Held, Counters: r.Counters, Deadline: r.Deadline}
+}
+
+func (s *Settler) markDirty(app string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.dirty[app] = true
+	s.metrics.drift.Set(float64(len(s.dirty)))
+}
+
+func (s *Settler) markClean(app string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.dirty, app)
+	s.metrics.drift.Set(float64(len(s.dirty)))
+}
+
+func (s *Settler) dirtyApps() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Sorted(maps.Keys(s.dirty))
+}
+
+// refreshDirty brings Redis up to date for the apps whose write-back it did not take.
+func (s *Settler) refreshDirty(ctx context.Context) error {
+	for _, app := range s.dirtyApps() {
+		// Before the look at Postgres: a write-back that fails meanwhile must leave its mark.
+		s.markClean(app)
+		if err := s.refresh(ctx, app); err != nil {
+			s.markDirty(app)
+			return fmt.Errorf("refresh app %s: %w", app, err)
+		}
+	}
+	return nil
+}
+
+// refresh writes everything that Postgres knows of a running app, by version and by id like any write-back, so that it may
+// run beside settlements. Reservations that ended while Redis was away are found by asking Postgres about those it holds.
+func (s *Settler) refresh(ctx context.Context, app string) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, batchTimeout, errors.New("refresh: took more than 30 s"))
+	defer cancel()
+	session, err := s.store.Settling(ctx)
+	if err != nil {
+		return err
+	}
+	defer session.Close(ctx)
+	w := pg.WriteBack{App: app}
+	for _, owner := range []string{"", app} {
+		budgets, err := session.LiveBudgets(ctx, owner, s.now())
+		if err != nil {
+			return err
+		}
+		w.Counters = append(w.Counters, budgets...)
+	}
+	if w.Opens, err = session.OpenReservations(ctx, app); err != nil {
+		return err
+	}
+	if err := s.settleApp(ctx, w); err != nil {
+		return err
+	}
+	return s.sweep.EndFinished(ctx, app)
+}
