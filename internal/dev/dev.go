@@ -2,7 +2,6 @@ package dev
 
 import (
 	"context"
-	_ "embed"
 	"errors"
 	"fmt"
 	"io"
@@ -10,6 +9,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"syscall"
 
 	"github.com/nats-io/nats.go"
 	"github.com/prometheus/client_golang/prometheus"
@@ -17,7 +17,6 @@ import (
 	"tollgate/internal/dev/services"
 	"tollgate/internal/telemetry"
 	"tollgate/ledger/pg"
-	"tollgate/ledger/policy"
 )
 
 // Config says where the system runs and what it starts with.
@@ -25,13 +24,10 @@ type Config struct {
 	Data      string // folder of everything that is kept; made on first use
 	Listen    string // address of the data plane
 	Admin     string // address of the admin plane
-	Policy    string // file; "" is the built-in one
+	Policy    string // file; "" is the policy that was pushed last, else the built-in one
 	Ephemeral bool   // keep nothing: Data is not used
 	LogLevel  string
 }
-
-//go:embed policy.yaml
-var builtinPolicy []byte
 
 // system is what runs; the parts are stopped in the reverse order of their start.
 type system struct {
@@ -48,7 +44,7 @@ type system struct {
 	nats        *services.NATS
 	nc          *nats.Conn
 	store       *pg.Store
-	policy      *policy.Policy
+	policy      chosen
 	databaseURL string
 	simURL      string // "" without a simulator
 	adminToken  string
@@ -73,11 +69,12 @@ func Run(ctx context.Context, config Config, out io.Writer) (err error) {
 	}{
 		{"claim addresses", s.claimAddresses},
 		{"open data folder", s.openFolder},
-		{"start Postgres", s.startPostgres},
-		{"start Redis", s.startRedis},
 		{"start NATS", s.startNATS},
+		{"choose policy", s.choosePolicy},
 		{"start provider simulator", s.startSim},
 		{"read policy", s.readPolicy},
+		{"start Postgres", s.startPostgres},
+		{"start Redis", s.startRedis},
 		{"start settler", s.startSettler},
 		{"make demo key", s.makeDemoKey},
 		{"make admin token", s.makeAdminToken},
@@ -147,7 +144,14 @@ func (s *system) openFolder(context.Context) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err
 	}
+	if err := s.lockFolder(dir); err != nil {
+		return err
+	}
 	s.dir = dir
+	// One that a killed run left would tell of addresses that nobody serves.
+	if err := os.RemoveAll(s.envPath()); err != nil {
+		return err
+	}
 	file, err := os.OpenFile(filepath.Join(dir, "dev.log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
 		return err
@@ -155,6 +159,19 @@ func (s *system) openFolder(context.Context) error {
 	s.onStop("log", func(context.Context) error { return file.Close() })
 	s.log, err = telemetry.NewLogger(file, telemetry.Config{Level: s.config.LogLevel})
 	return err
+}
+
+// lockFolder keeps a second run away from the folder; the kernel releases the lock with the process.
+func (s *system) lockFolder(dir string) error {
+	lock, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return err
+	}
+	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
+		return errors.Join(fmt.Errorf("%s is in use by another 'tollgate dev', choose another folder with --data: %w", dir, err), lock.Close())
+	}
+	s.onStop("lock", func(context.Context) error { return lock.Close() })
+	return nil
 }
 
 func (s *system) onStop(name string, run func(context.Context) error) {

@@ -13,7 +13,6 @@ import (
 	"tollgate/internal/dev/services"
 	"tollgate/internal/sim"
 	"tollgate/ledger/pg"
-	"tollgate/ledger/policy"
 	"tollgate/migrations"
 )
 
@@ -117,12 +116,10 @@ func (s *system) startNATS(ctx context.Context) error {
 	return nil
 }
 
-// startSim adds the simulator unless a provider key is in the environment or a policy names providers of its own; a policy
-// can use it in any case, through TOLLGATE_SIM_URL and TOLLGATE_SIM_KEY.
+// startSim adds the simulator where it is wanted; a policy reaches it through TOLLGATE_SIM_URL and TOLLGATE_SIM_KEY.
 func (s *system) startSim(context.Context) error {
-	if os.Getenv("OPENAI_API_KEY") != "" {
-		return errors.Join(os.Setenv("TOLLGATE_DEV_BASE_URL", "https://api.openai.com/v1"),
-			os.Setenv("TOLLGATE_DEV_PROVIDER_KEY", os.Getenv("OPENAI_API_KEY")))
+	if !s.wantsSim() {
+		return nil
 	}
 	listener, err := claim("127.0.0.1:0", "another try")
 	if err != nil {
@@ -133,26 +130,8 @@ func (s *system) startSim(context.Context) error {
 	s.simURL = "http://" + listener.Addr().String()
 	server := sim.New(config)
 	s.background("provider simulator", func(ctx context.Context) error { return server.Run(ctx, listener) })
-	return errors.Join(os.Setenv("TOLLGATE_SIM_URL", s.simURL), os.Setenv("TOLLGATE_SIM_KEY", simKey),
-		os.Setenv("TOLLGATE_DEV_BASE_URL", s.simURL+"/v1"), os.Setenv("TOLLGATE_DEV_PROVIDER_KEY", simKey))
+	return errors.Join(os.Setenv("TOLLGATE_SIM_URL", s.simURL), os.Setenv("TOLLGATE_SIM_KEY", simKey))
 }
 
 // simKey is any text: the simulator takes every key.
 const simKey = "sim-dev"
-
-func (s *system) readPolicy(context.Context) error {
-	data, name := builtinPolicy, "the built-in policy"
-	if s.config.Policy != "" {
-		var err error
-		if data, err = os.ReadFile(s.config.Policy); err != nil {
-			return err
-		}
-		name = s.config.Policy
-	}
-	p, err := policy.Parse(data, os.LookupEnv)
-	if err != nil {
-		return fmt.Errorf("%s:\n%w", name, err)
-	}
-	s.policy = p
-	return nil
-}

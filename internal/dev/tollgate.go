@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -126,9 +128,12 @@ func (s *system) startGateway(ctx context.Context) error {
 	}
 	s.onStop("outbox", func(context.Context) error { return box.Close() })
 	part, err := gateway.New(config, gateway.Deps{
-		Scripts: lua.New(client), NATS: s.nc, Outbox: box, Policy: s.policy, FollowPolicy: true, Log: log, Registry: registry,
+		Scripts: lua.New(client), NATS: s.nc, Outbox: box, Policy: s.policy.parsed, FollowPolicy: true, Log: log, Registry: registry,
 	})
 	if err != nil {
+		return err
+	}
+	if err := s.publishPolicy(ctx); err != nil {
 		return err
 	}
 	plane := &admin.Server{
@@ -150,16 +155,17 @@ func (s *system) announce() error {
 	if s.redis.InProcess {
 		redisNote = "  (in-process: no redis-server was found, nothing of it is kept)"
 	}
-	provider := "simulated, its books at " + s.simURL + "/sim/books"
-	if s.simURL == "" {
-		provider = "OpenAI, with OPENAI_API_KEY"
+	simulator := "none: OPENAI_API_KEY is set"
+	if s.simURL != "" {
+		simulator = s.simURL + "  (its books: /sim/books)"
 	}
 	fmt.Fprintf(s.out, `
 Tollgate is ready.
 
   gateway     %s/v1
   admin       http://%s
-  provider    %s
+  policy      %s
+  simulator   %s
   Postgres    %s
   Redis       %s%s
   NATS        %s
@@ -169,14 +175,39 @@ Tollgate is ready.
 
 Try it:
   curl %s/v1/chat/completions -H "Authorization: Bearer %s" -H "Content-Type: application/json" \
-    -d '{"model": "gpt-4o-mini", "max_tokens": 100, "messages": [{"role": "user", "content": "Hello"}]}'
+    -d '{"model": "%s", "max_tokens": 100, "messages": [{"role": "user", "content": "Hello"}]}'
   psql "%s" -c "SELECT request_id, app, model, input_tokens, output_tokens, cost_usd FROM finance.requests"
 
-Ctrl-C stops everything; the data stays.
-`, url, s.admin.Addr(), provider, s.databaseURL, s.redis.URL(0), redisNote, s.nats.ClientURL(), s.dir,
-		s.demoKey, url, s.demoKey, s.databaseURL)
+Ctrl-C stops everything; %s.
+`, url, s.admin.Addr(), s.policy.source, simulator, s.databaseURL, s.redis.URL(0), redisNote, s.nats.ClientURL(), s.dir,
+		s.demoKey, url, s.demoKey, s.exampleModel(), s.databaseURL, s.fateOfData())
 	return nil
 }
+
+func (s *system) fateOfData() string {
+	if s.config.Ephemeral {
+		return "nothing is kept"
+	}
+	return "the data stays"
+}
+
+// exampleModel is one that the policy has.
+func (s *system) exampleModel() string {
+	models := slices.Sorted(maps.Keys(s.policy.parsed.Models))
+	if len(models) == 0 || slices.Contains(models, "gpt-4o-mini") {
+		return "gpt-4o-mini"
+	}
+	return models[0]
+}
+
+func (s *system) simSecret() string {
+	if s.simURL == "" {
+		return ""
+	}
+	return simKey
+}
+
+func (s *system) envPath() string { return filepath.Join(s.dir, "dev.env") }
 
 func (s *system) writeEnv() error {
 	var b strings.Builder
@@ -184,13 +215,14 @@ func (s *system) writeEnv() error {
 		{"TOLLGATE_URL", "http://" + s.data.Addr().String()}, {"TOLLGATE_ADMIN_URL", "http://" + s.admin.Addr().String()},
 		{"TOLLGATE_API_KEY", s.demoKey}, {"TOLLGATE_ADMIN_TOKEN", s.adminToken}, {"DATABASE_URL", s.databaseURL},
 		{"REDIS_URL", s.redis.URL(0)}, {"NATS_URL", s.nats.ClientURL()}, {"TOLLGATE_SIM_URL", s.simURL},
+		{"TOLLGATE_SIM_KEY", s.simSecret()},
 	} {
 		fmt.Fprintf(&b, "%s='%s'\n", v[0], strings.ReplaceAll(v[1], "'", `'\''`))
 	}
-	path := filepath.Join(s.dir, "dev.env")
+	path := s.envPath()
 	if err := os.WriteFile(path+".new", []byte(b.String()), 0o600); err != nil {
 		return err
 	}
-	s.onStop("dev.env", func(context.Context) error { return os.Remove(path) })
+	s.onStop("dev.env", func(context.Context) error { return os.RemoveAll(path) })
 	return os.Rename(path+".new", path)
 }
