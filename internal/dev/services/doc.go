@@ -7,6 +7,6 @@
 // Every service owns its data directory through a lock file, so a second start on the same data fails instead of harming it.
 //
 // Postgres refuses to run as root. Root's Postgres therefore runs as the owner of its data, which is at first the user postgres,
-// or nobody where there is no postgres. Folders above that such a user may not enter are no hindrance on Linux: the server then
-// gets the capability CAP_DAC_OVERRIDE.
+// or nobody where there is no postgres. Folders above the data that such a user may not enter are no hindrance on Linux: the
+// server then gets the capability CAP_DAC_OVERRIDE. Its programs must lie where the user may go.
 package services

@@ -34,7 +34,7 @@ type PostgresConfig struct {
 	PortFlag string
 	// Fsync makes commits survive a power failure. Without it they survive only the death of processes.
 	Fsync bool
-	// CacheDir is where downloaded binaries are kept; "" means the user's cache folder.
+	// CacheDir is where downloaded binaries are kept; "" means the user's cache folder, or one below /var/cache for root.
 	CacheDir string
 }
 
@@ -63,6 +63,10 @@ func StartPostgres(ctx context.Context, cfg PostgresConfig) (*Postgres, error) {
 	}
 	cfg.DataDir = dir
 	p := &Postgres{cfg: cfg, cluster: filepath.Join(dir, "data"), lock: lock, port: cfg.Port}
+	// A taken port is worth knowing before a cluster is made.
+	if _, err := claimPort(cfg.Port, cfg.PortFlag); err != nil {
+		return nil, errors.Join(err, lock.release())
+	}
 	if err := p.prepare(ctx); err != nil {
 		return nil, errors.Join(err, lock.release())
 	}
@@ -145,7 +149,8 @@ func (p *Postgres) settings() []string {
 		"logging_collector=off",
 	}
 	if !p.cfg.Fsync {
-		set = append(set, "fsync=off", "synchronous_commit=off", "full_page_writes=off")
+		// Commits still wait for the operating system to have them: a server that is killed must not lose any.
+		set = append(set, "fsync=off", "full_page_writes=off")
 	}
 	return set
 }

@@ -46,18 +46,32 @@ func (p *Postgres) prepare(ctx context.Context) error {
 	if p.binaries, err = postgresBinaries(ctx, p.cfg.CacheDir, p.cluster, written); err != nil {
 		return err
 	}
-	if p.runAs != nil && !(mayEnter(p.cfg.DataDir, *p.runAs) && mayEnter(p.binaries, *p.runAs)) {
-		if !child.CanReachAll() {
-			return fmt.Errorf("postgres runs as user %d, who may not enter %s or %s: open the folders above to that user, or choose another data directory",
-				p.runAs.UID, p.cfg.DataDir, p.binaries)
-		}
-		p.reachAll = true
+	if err := p.checkReach(); err != nil {
+		return err
 	}
 	if p.password, err = clusterPassword(p.cfg.DataDir, written != ""); err != nil {
 		return err
 	}
 	if written == "" {
 		return p.initCluster(ctx)
+	}
+	return nil
+}
+
+// checkReach finds out whether the user that Postgres runs as may enter the folders it needs. Postgres insists on finding its
+// programs without special rights; its data it may be given them for.
+func (p *Postgres) checkReach() error {
+	if p.runAs == nil {
+		return nil
+	}
+	if !mayEnter(p.binaries, *p.runAs) {
+		return fmt.Errorf("postgres runs as user %d, who may not enter %s, where its programs are: open that folder and those above it, or point %s to another",
+			p.runAs.UID, p.binaries, postgresBinEnv)
+	}
+	p.reachAll = !mayEnter(p.cfg.DataDir, *p.runAs)
+	if p.reachAll && !child.CanReachAll() {
+		return fmt.Errorf("postgres runs as user %d, who may not enter %s: open that folder and those above it, or choose another data directory",
+			p.runAs.UID, p.cfg.DataDir)
 	}
 	return nil
 }

@@ -9,7 +9,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"strings"
-	"sync"
+	"time"
 
 	embeddedpostgres "github.com/fergusstrange/embedded-postgres"
 )
@@ -57,15 +57,16 @@ func downloadCache(dir string) (string, error) {
 	if dir != "" {
 		return filepath.Abs(dir)
 	}
+	// Root's own cache folder is closed to the user that root's Postgres runs as.
+	if os.Geteuid() == 0 {
+		return "/var/cache/tollgate/postgres", nil
+	}
 	home, err := os.UserCacheDir()
 	if err != nil {
 		return "", fmt.Errorf("cache folder: %w", err)
 	}
 	return filepath.Join(home, "tollgate", "postgres"), nil
 }
-
-// downloads keeps two servers of one process from fetching the same file at once; the folder's lock does so between processes.
-var downloads sync.Mutex
 
 // downloadPostgres returns the folder of a downloaded Postgres, from the cache where it is there already.
 func downloadPostgres(ctx context.Context, cacheDir, cluster, written string) (string, error) {
@@ -76,25 +77,27 @@ func downloadPostgres(ctx context.Context, cacheDir, cluster, written string) (s
 	if bin, err := cachedPostgres(ctx, cacheDir, written); err == nil {
 		return bin, nil
 	}
-	bin, err := fetchPostgres(ctx, cacheDir, version)
+	bin, err := fetchPostgres(ctx, cacheDir, written, version)
 	if err != nil {
 		return "", &NoPostgresError{Err: err}
 	}
 	return bin, nil
 }
 
-func fetchPostgres(ctx context.Context, cacheDir string, version embeddedpostgres.PostgresVersion) (bin string, err error) {
-	downloads.Lock()
-	defer downloads.Unlock()
+func fetchPostgres(ctx context.Context, cacheDir, written string, version embeddedpostgres.PostgresVersion) (bin string, err error) {
 	cacheDir, err = downloadCache(cacheDir)
 	if err != nil {
 		return "", err
 	}
-	cacheDir, lock, err := openDir(cacheDir)
+	lock, err := awaitDir(ctx, cacheDir)
 	if err != nil {
 		return "", err
 	}
 	defer func() { err = errors.Join(err, lock.release()) }()
+	// Whoever held the folder before may have fetched it.
+	if bin, err := cachedPostgres(ctx, cacheDir, written); err == nil {
+		return bin, nil
+	}
 
 	work, err := os.MkdirTemp(cacheDir, "download-*")
 	if err != nil {
@@ -113,6 +116,23 @@ func fetchPostgres(ctx context.Context, cacheDir string, version embeddedpostgre
 		err = context.Cause(ctx)
 	}
 	return filepath.Join(place, "bin"), err
+}
+
+// awaitDir locks a directory that others may hold for a while.
+func awaitDir(ctx context.Context, dir string) (*dirLock, error) {
+	tick := time.NewTicker(10 * pollEvery)
+	defer tick.Stop()
+	for {
+		_, lock, err := openDir(dir)
+		if !errors.Is(err, ErrDirInUse) {
+			return lock, err
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return nil, err
+		}
+	}
 }
 
 // extractPostgres has the library download, check and unpack. The library offers no call for that alone: its Start goes on to

@@ -18,6 +18,8 @@ const (
 	loopback = "127.0.0.1"
 	// pollEvery is how often a starting service is asked whether it is ready.
 	pollEvery = 20 * time.Millisecond
+	// probeLimit bounds one such question.
+	probeLimit = 2 * time.Second
 	// logLines is how much of a service's log an error carries.
 	logLines = 20
 	// portTries is how often another free port is tried when the one picked is taken before the service binds it.
@@ -158,7 +160,10 @@ func awaitReady(ctx context.Context, service string, p *child.Process, limit tim
 	tick := time.NewTicker(pollEvery)
 	defer tick.Stop()
 	for {
-		probeErr := probe(ctx)
+		// Bounded by itself: a stranger on the port may accept connections and never answer.
+		probeCtx, probed := context.WithTimeout(ctx, probeLimit)
+		probeErr := probe(probeCtx)
+		probed()
 		if probeErr == nil {
 			return nil
 		}

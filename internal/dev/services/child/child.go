@@ -32,7 +32,8 @@ type Config struct {
 
 	// RunAs, if set, is another user to run as; only root may set it.
 	RunAs *Credential
-	// ReachAll lets a child with RunAs open files behind folders that its user may not enter (Linux only).
+	// ReachAll lets a child with RunAs open files behind folders that its user may not enter (Linux only). The program itself
+	// must lie where the user may go: the capability takes effect with its start, and access(2) ignores it even then.
 	ReachAll bool
 	// DeathSignal is sent when this process dies; 0 means SIGKILL.
 	DeathSignal syscall.Signal
