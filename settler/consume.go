@@ -87,7 +87,11 @@ func (s *Settler) consumeOnce(ctx context.Context) error {
 	}
 	defer func() {
 		consuming.Drain() // what has arrived is handed over or given back
-		<-consuming.Closed()
+		select {
+		case <-consuming.Closed():
+		case <-time.After(2 * time.Second): // NATS is away; the server hands everything out again by itself
+			consuming.Stop()
+		}
 	}()
 	ticker := time.NewTicker(stallCheck)
 	defer ticker.Stop()

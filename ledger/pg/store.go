@@ -28,13 +28,17 @@ type querier interface {
 	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
 }
 
-// Open connects to databaseURL with at most maxConns connections (0: pgx's default). It does not wait for the server: the
-// first statement does.
+// defaultConns is enough for one settler: its workers, and those parts of it that use a second connection while they hold one.
+const defaultConns = 12
+
+// Open connects to databaseURL with at most maxConns connections (0: 12, or what the URL says if that is more). It does not
+// wait for the server: the first statement does.
 func Open(ctx context.Context, databaseURL string, maxConns int32) (*Store, error) {
 	config, err := pgxpool.ParseConfig(databaseURL)
 	if err != nil {
 		return nil, fmt.Errorf("database URL: %w", err)
 	}
+	config.MaxConns = max(config.MaxConns, defaultConns)
 	if maxConns > 0 {
 		config.MaxConns = maxConns
 	}

@@ -1,0 +1,93 @@
+package settler_test
+
+import (
+	"context"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sync/errgroup"
+
+	"tollgate/ledger"
+	"tollgate/ledger/event"
+	"tollgate/lua"
+)
+
+// TestRedisEmptiedUnderLoad runs requests while Redis is emptied again and again, beside two settlers: at rest Redis and
+// Postgres must agree, and nothing may be held.
+func TestRedisEmptiedUnderLoad(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, parts{})
+	w.settle()
+	w.settle()
+	const clients, requests = 4, 60
+	var mu sync.Mutex // guards the numbering of events
+	publish := func(ctx context.Context, kind event.Kind, r event.Reservation) error {
+		mu.Lock()
+		e := w.event(kind, r)
+		mu.Unlock()
+		body, err := e.Encode()
+		if err != nil {
+			return err
+		}
+		_, err = w.js.Publish(ctx, e.Subject(), body, jetstream.WithMsgID(e.ID))
+		return err
+	}
+	group, ctx := errgroup.WithContext(t.Context())
+	for range clients {
+		group.Go(func() error {
+			for range requests {
+				r := newReservation(time.Minute)
+				if err := w.admit(ctx, r); err != nil {
+					return err
+				}
+				for _, kind := range []event.Kind{event.KindReserved, event.KindUsed} {
+					if err := publish(ctx, kind, r); err != nil {
+						return err
+					}
+				}
+			}
+			return nil
+		})
+	}
+	done := make(chan error, 1)
+	go func() { done <- group.Wait() }()
+	ticker := time.NewTicker(400 * time.Millisecond)
+	defer ticker.Stop()
+	for running := true; running; {
+		select {
+		case err := <-done:
+			require.NoError(t, err)
+			running = false
+		case <-ticker.C:
+			require.NoError(t, w.redis.FlushDB(t.Context()).Err())
+		}
+	}
+	w.awaitRedis(clients*requests*500, 0)
+	w.requireVerified("")
+	require.Zero(t, w.metric("tollgate_settler_negative_held_total"))
+}
+
+// admit reserves, waiting while the counters are being rebuilt.
+func (w *world) admit(ctx context.Context, r event.Reservation) error {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	ticker := time.NewTicker(10 * time.Millisecond)
+	defer ticker.Stop()
+	for {
+		d, err := w.scripts.Reserve(ctx, &lua.ReserveCall{
+			ID: r.ID, App: app, Generation: "1", TTL: time.Minute, Need: r.Held, Counters: r.Counters,
+			Budgets: []lua.Budget{{Counter: 1, Unit: ledger.UnitUSD, Limit: 1 << 60}},
+		})
+		if err != nil || d.Status == lua.StatusAllowed {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-ticker.C:
+		}
+	}
+}
