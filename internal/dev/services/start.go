@@ -76,9 +76,13 @@ func lockDir(dir string) (*dirLock, error) {
 	return &dirLock{f}, nil
 }
 
-// release is idempotent.
+// release is idempotent. Closing alone would not do: a process that is just being started holds a copy of the file for a moment.
 func (l *dirLock) release() error {
-	if err := l.file.Close(); err != nil && !errors.Is(err, os.ErrClosed) {
+	if l.held() != nil {
+		return nil
+	}
+	err := syscall.Flock(int(l.file.Fd()), syscall.LOCK_UN)
+	if err = errors.Join(err, l.file.Close()); err != nil {
 		return fmt.Errorf("unlock: %w", err)
 	}
 	return nil
