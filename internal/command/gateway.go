@@ -82,6 +82,11 @@ func runGateway(ctx context.Context, config gatewayConfig) error {
 	if err != nil {
 		return err
 	}
+	stopPprof, err := servePprof(log)
+	if err != nil {
+		return err
+	}
+	defer stopPprof()
 	data, err := listen(config.Listen, "--listen")
 	if err != nil {
 		return err

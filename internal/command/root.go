@@ -55,7 +55,7 @@ func newRoot() *cobra.Command {
 	root.CompletionOptions.DisableDefaultCmd = true
 	root.AddCommand(
 		newDev(), newGateway(), newSettler(), newMigrate(), newPolicy(), newApp(), newKey(), newLedger(),
-		newProviderSim(), newHealth(),
+		newProviderSim(), newBench(), newHealth(),
 	)
 	return root
 }

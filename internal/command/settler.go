@@ -51,6 +51,11 @@ func runSettler(ctx context.Context, config settlerConfig) error {
 	if err != nil {
 		return err
 	}
+	stopPprof, err := servePprof(log)
+	if err != nil {
+		return err
+	}
+	defer stopPprof()
 	listener, err := listen(config.Admin, "--admin")
 	if err != nil {
 		return err

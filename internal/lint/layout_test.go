@@ -49,7 +49,7 @@ var never = []struct{ from, to, why string }{
 
 // libraries says which folders may import a library (its path, or anything below it), tests aside.
 var libraries = map[string][]string{
-	"github.com/gin-gonic/gin":                   {"gateway", "internal/admin"},
+	"github.com/gin-gonic/gin":                   {"gateway", "internal/admin", "internal/bench"},
 	"github.com/jackc/pgx/v5":                    {"ledger/pg", "migrations", "internal/...", "e2e/..."},
 	"github.com/pressly/goose/v3":                {"migrations"},
 	"github.com/redis/go-redis/v9":               {"lua", "internal/...", "e2e/..."},

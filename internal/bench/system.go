@@ -1,0 +1,319 @@
+package bench
+
+import (
+	"context"
+	_ "embed"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"tollgate/internal/dev/services"
+	"tollgate/internal/dev/services/child"
+	"tollgate/ledger/keys"
+	"tollgate/ledger/pg"
+	"tollgate/migrations"
+	"tollgate/settler/directory"
+)
+
+//go:embed policy.yaml
+var policyFile []byte
+
+const (
+	startLimit = time.Minute
+	stopGrace  = 15 * time.Second
+	database   = "tollgate"
+)
+
+// system is every part, each a process of its own, on free ports of loopback, with its data in one temporary folder.
+type system struct {
+	program string // this program, to run parts of it
+	dir     string
+	env     []string
+	pids    map[string]int
+	own     map[string]*child.Process
+	stops   []func(context.Context) error
+
+	store    *pg.Store
+	js       jetstream.JetStream
+	consumer jetstream.Consumer // the settler's, once awaitSettled has found it
+	callers  []caller
+
+	sim, proxy, gateway         string            // host:port
+	admin, debug                map[string]string // by part, host:port; debug only with profiles
+	databaseURL, redisURL, nats string
+}
+
+// start starts everything; on an error what has been started is stopped again.
+func start(ctx context.Context, o Options) (s *system, err error) {
+	s = &system{
+		pids: map[string]int{partLoad: os.Getpid()}, own: map[string]*child.Process{}, env: environment(),
+		admin: map[string]string{}, debug: map[string]string{},
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, s.stop(ctx))
+		}
+	}()
+	if s.program, err = os.Executable(); err != nil {
+		return s, err
+	}
+	if s.dir, err = os.MkdirTemp("", "tollgate-bench-"); err != nil {
+		return s, err
+	}
+	s.onStop(func(context.Context) error { return os.RemoveAll(s.dir) })
+	for _, step := range []func(context.Context, Options) error{
+		s.startPostgres, s.startRedis, s.startNATS, s.startSim, s.startProxy, s.makeKeys, s.startSettler, s.startGateway,
+	} {
+		if err := step(ctx, o); err != nil {
+			return s, err
+		}
+	}
+	return s, nil
+}
+
+func (s *system) onStop(run func(context.Context) error) { s.stops = append(s.stops, run) }
+
+// stop ends every part, last started first.
+func (s *system) stop(ctx context.Context) error {
+	ctx, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), time.Minute, errors.New("bench: parts did not stop in time"))
+	defer cancel()
+	var problems []error
+	for _, run := range slices.Backward(s.stops) {
+		problems = append(problems, run(ctx))
+	}
+	s.stops = nil
+	return errors.Join(problems...)
+}
+
+// environment is this process's without what configures Tollgate: figures must not depend on it.
+func environment() []string {
+	ours := []string{"TOLLGATE_", "DATABASE_URL", "REDIS_URL", "NATS_URL"}
+	return slices.DeleteFunc(os.Environ(), func(v string) bool {
+		return slices.ContainsFunc(ours, func(prefix string) bool { return strings.HasPrefix(v, prefix) })
+	})
+}
+
+func (s *system) startPostgres(ctx context.Context, _ Options) error {
+	p, err := services.StartPostgres(ctx, services.PostgresConfig{DataDir: filepath.Join(s.dir, partPostgres), Fsync: true})
+	if err != nil {
+		return err
+	}
+	s.onStop(p.Stop)
+	s.pids[partPostgres] = p.PID()
+	if err := p.CreateDatabase(ctx, database); err != nil {
+		return err
+	}
+	s.databaseURL = p.URL(database)
+	if err := migrations.Up(ctx, s.databaseURL); err != nil {
+		return err
+	}
+	if s.store, err = pg.Open(ctx, s.databaseURL, 2); err != nil {
+		return err
+	}
+	s.onStop(func(context.Context) error {
+		s.store.Close()
+		return nil
+	})
+	return nil
+}
+
+func (s *system) startRedis(ctx context.Context, _ Options) error {
+	r, err := services.StartRedis(ctx, services.RedisConfig{DataDir: filepath.Join(s.dir, partRedis), AOF: true})
+	if err != nil {
+		return err
+	}
+	s.onStop(r.Stop)
+	if r.InProcess {
+		return errors.New("no redis-server is installed: a substitute would be measured instead")
+	}
+	s.pids[partRedis], s.redisURL = r.PID(), r.URL(0)
+	return nil
+}
+
+func (s *system) startNATS(ctx context.Context, _ Options) error {
+	port, err := freeAddress()
+	if err != nil {
+		return err
+	}
+	s.nats = "nats://" + port
+	if err := s.run(partNATS, nil, "bench", "nats", "--store", filepath.Join(s.dir, partNATS), "--listen", port); err != nil {
+		return err
+	}
+	var nc *nats.Conn
+	err = s.await(ctx, partNATS, func() error {
+		nc, err = nats.Connect(s.nats, nats.Name("tollgate-bench"))
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	s.onStop(func(context.Context) error {
+		nc.Close()
+		return nil
+	})
+	s.js, err = jetstream.New(nc)
+	return err
+}
+
+func (s *system) startSim(ctx context.Context, _ Options) (err error) {
+	if s.sim, err = freeAddress(); err != nil {
+		return err
+	}
+	if err := s.run(partSim, nil, "provider-sim", "--listen", s.sim); err != nil {
+		return err
+	}
+	return s.await(ctx, partSim, func() error { return s.setSim(ctx, 0) })
+}
+
+func (s *system) startProxy(ctx context.Context, _ Options) (err error) {
+	if s.proxy, err = freeAddress(); err != nil {
+		return err
+	}
+	if err := s.run(partProxy, nil, "bench", "proxy", "--listen", s.proxy, "--upstream", "http://"+s.sim); err != nil {
+		return err
+	}
+	return s.await(ctx, partProxy, func() error {
+		conn, err := net.Dial("tcp", s.proxy)
+		if err != nil {
+			return err
+		}
+		return conn.Close()
+	})
+}
+
+// makeKeys makes the apps and keys that the connections speak for, and puts them where the gateway finds them.
+func (s *system) makeKeys(ctx context.Context, o Options) error {
+	for i := range o.Keys {
+		app := fmt.Sprintf("app-%d", i%o.Apps)
+		if i < o.Apps {
+			if err := s.store.CreateApp(ctx, app, ""); err != nil {
+				return err
+			}
+		}
+		secret := keys.NewSecret()
+		if err := s.store.CreateKey(ctx, pg.Key{ID: keys.NewID(), App: app, Hash: keys.Hash(secret), Name: "bench"}); err != nil {
+			return err
+		}
+		s.callers = append(s.callers, caller{key: secret, user: fmt.Sprintf("user-%d", i)})
+	}
+	return directory.NewSync(s.store, s.js).Run(ctx)
+}
+
+func (s *system) startSettler(ctx context.Context, o Options) error {
+	env := []string{"DATABASE_URL=" + s.databaseURL, "REDIS_URL=" + s.redisURL, "NATS_URL=" + s.nats}
+	return s.startService(ctx, o, partSettler, env, "settler")
+}
+
+func (s *system) startGateway(ctx context.Context, o Options) (err error) {
+	file := filepath.Join(s.dir, "policy.yaml")
+	if err := os.WriteFile(file, policyFile, 0o600); err != nil {
+		return err
+	}
+	if s.gateway, err = freeAddress(); err != nil {
+		return err
+	}
+	env := []string{
+		"REDIS_URL=" + s.redisURL, "NATS_URL=" + s.nats, "TOLLGATE_BENCH_PROVIDER_URL=http://" + s.sim, "TOLLGATE_BENCH_PROVIDER_KEY=bench",
+	}
+	return s.startService(ctx, o, partGateway, env,
+		"gateway", "--listen", s.gateway, "--policy", file, "--data", filepath.Join(s.dir, partGateway))
+}
+
+// startService starts a part with an admin plane and waits until it says that it is ready.
+func (s *system) startService(ctx context.Context, o Options, part string, env []string, args ...string) error {
+	admin, err := freeAddress()
+	if err != nil {
+		return err
+	}
+	if o.Profile != "" {
+		if s.debug[part], err = freeAddress(); err != nil {
+			return err
+		}
+		env = append(env, "TOLLGATE_PPROF="+s.debug[part])
+	}
+	s.admin[part] = admin
+	if err := s.run(part, env, append(args, "--admin", admin)...); err != nil {
+		return err
+	}
+	return s.await(ctx, part, func() error { return call(ctx, http.MethodGet, "http://"+admin+"/readyz", "") })
+}
+
+// run starts a part that is a command of this program.
+func (s *system) run(part string, env []string, args ...string) error {
+	p, err := child.Start(child.Config{
+		Path: s.program, Args: args, Env: append(slices.Clone(s.env), env...), LogPath: filepath.Join(s.dir, part+".log"),
+	})
+	if err != nil {
+		return err
+	}
+	s.onStop(func(ctx context.Context) error { return p.Stop(ctx, stopGrace, syscall.SIGTERM) })
+	s.pids[part], s.own[part] = p.PID(), p
+	return nil
+}
+
+// await asks a starting part until it answers or ends.
+func (s *system) await(ctx context.Context, part string, ask func() error) error {
+	ctx, cancel := context.WithTimeout(ctx, startLimit)
+	defer cancel()
+	ticker := time.NewTicker(20 * time.Millisecond)
+	defer ticker.Stop()
+	for {
+		err := ask()
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-s.own[part].Done():
+			return fmt.Errorf("%s ended:\n%s", part, s.own[part].LogTail(20))
+		case <-ctx.Done():
+			return fmt.Errorf("%s is not ready (%w), its log ends with:\n%s", part, err, s.own[part].LogTail(20))
+		case <-ticker.C:
+		}
+	}
+}
+
+// setSim sets how the simulator answers, and empties its books.
+func (s *system) setSim(ctx context.Context, latency time.Duration) error {
+	settings := fmt.Sprintf(`{"latency": %q, "prompt_tokens": %d, "completion_tokens": %d, "chunks": %d}`,
+		latency, promptTokens, outputTokens, streamChunks)
+	if err := call(ctx, http.MethodPost, "http://"+s.sim+"/sim/control", settings); err != nil {
+		return err
+	}
+	return call(ctx, http.MethodPost, "http://"+s.sim+"/sim/reset", "")
+}
+
+func call(ctx context.Context, method, url, body string) error {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	request, err := http.NewRequestWithContext(ctx, method, url, strings.NewReader(body))
+	if err != nil {
+		return err
+	}
+	response, err := http.DefaultClient.Do(request)
+	if err != nil {
+		return err
+	}
+	if response.StatusCode >= http.StatusMultipleChoices {
+		err = fmt.Errorf("%s %s: %s", method, url, response.Status)
+	}
+	return errors.Join(err, response.Body.Close())
+}
+
+// freeAddress is one that nobody listens on at the moment.
+func freeAddress() (string, error) {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return "", err
+	}
+	return listener.Addr().String(), listener.Close()
+}
