@@ -1,0 +1,144 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"tollgate/e2e/system"
+)
+
+// spread sends call i to one gateway after the other.
+func spread(t *testing.T, s *system.System, key string, r func(i int) system.Request) func(i int) system.Answer {
+	return func(i int) system.Answer {
+		request := r(i)
+		request.Key = key
+		return s.Send(t.Context(), s.Gateways[i%len(s.Gateways)].URL, request)
+	}
+}
+
+func embedding(tokens int) func(int) system.Request {
+	r := system.Request{Path: "/v1/embeddings", Body: system.EmbeddingBody(tokens)}
+	return func(int) system.Request { return r }
+}
+
+// billed is how many requests the simulator was sent and billed.
+func billed(t *testing.T, s *system.System) int64 {
+	t.Helper()
+	totals, err := s.Sim.Totals(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, totals.Requests, totals.Calls, "calls that were not billed")
+	return totals.Requests
+}
+
+// A limit of 300 passes exactly 300 of 5,000 requests that come over two gateways, whatever kind of limit it is.
+func TestExactly300(t *testing.T) {
+	t.Parallel()
+	for _, limit := range []struct{ name, what, reason string }{
+		{"budget", "budget: {requests: 300, per: day}", "APP_QUOTA"},
+		{"sliding log", "rate: {requests: 300, per: day, algorithm: sliding_log}", "RPM_LIMIT"},
+		{"token bucket", "rate: {requests: 300, per: day, algorithm: token_bucket}", "TOKEN_BUCKET"},
+	} {
+		t.Run(limit.name, func(t *testing.T) {
+			t.Parallel()
+			s := system.New(t, system.Options{
+				Limits: "\n  - {name: the-limit, tier: app, " + limit.what + "}\n" +
+					"  - {name: platform, tier: platform, budget: {requests: 1000000, per: month}}\n",
+				Gateways: 2, Settlers: 1,
+			})
+			key := s.KnownKey(system.App)
+			start := time.Now()
+			tally := system.Tally(system.Load(5000, 64, spread(t, s, key, embedding(3))))
+			t.Logf("%v in %s", tally, time.Since(start).Round(time.Millisecond))
+			require.Equal(t, map[string]int{"passed": 300, limit.reason: 4700}, tally)
+			require.EqualValues(t, 300, billed(t, s))
+			s.Check()
+		})
+	}
+}
+
+// A dollar budget worth exactly 100 requests, whose estimate is exact, is spent to the last nano-dollar and no further.
+func TestExactly100RequestsOfMoney(t *testing.T) {
+	t.Parallel()
+	const tokens, worth = 37, 100 * 37 * system.EmbeddingPrice
+	s := system.New(t, system.Options{
+		Limits:   fmt.Sprintf("\n  - {name: money, tier: app, budget: {usd: %s, per: month}}\n", dollars(worth)),
+		Gateways: 2, Settlers: 1,
+	})
+	key := s.KnownKey(system.App)
+	tally := system.Tally(system.Load(1000, 64, spread(t, s, key, embedding(tokens))))
+	require.Equal(t, map[string]int{"passed": 100, "APP_QUOTA": 900}, tally)
+	require.EqualValues(t, 100, billed(t, s))
+	s.Check()
+	require.EqualValues(t, worth, s.Int(`SELECT nanousd FROM budgets WHERE subject = 'app:shop' AND period = 'month'`))
+	totals, err := s.Sim.Totals(t.Context())
+	require.NoError(t, err)
+	require.EqualValues(t, worth, totals.CostNanoUSD)
+}
+
+// Where answers cost less than was held, the budget is never passed at any instant, and what was not used is given to others.
+func TestMoneyBudgetIsNeverPassed(t *testing.T) {
+	t.Parallel()
+	// Held: at most 400 tokens of output; used: 100 of them.
+	const prompt, output, held = 20, 100, 400
+	const cost, budget = prompt*150 + output*600, 5_000_000
+	s := system.New(t, system.Options{
+		Limits:   fmt.Sprintf("\n  - {name: money, tier: app, budget: {usd: %s, per: month}}\n", dollars(budget)),
+		Gateways: 2, Settlers: 2,
+	})
+	key := s.KnownKey(system.App)
+	request := system.Request{
+		Path: "/v1/chat/completions", Body: system.ChatBody("gpt-4o-mini", "Extraordinarily comprehensive documentation", held, false),
+		Header: map[string]string{"X-Sim-Prompt-Tokens": fmt.Sprint(prompt), "X-Sim-Completion-Tokens": fmt.Sprint(output)},
+	}
+	watch := watchBudget(t, s, 2, budget)
+	answers := system.Load(1000, 64, spread(t, s, key, func(int) system.Request { return request }))
+	highest := watch()
+	s.Check()
+	// Nothing more is in flight: what still fits must pass, what does not must not.
+	for more := (budget - s.Int(`SELECT nanousd FROM budgets WHERE subject = 'app:shop'`)) / (held * 600); more > 0; more-- {
+		answers = append(answers, spread(t, s, key, func(int) system.Request { return request })(0))
+		s.Check()
+	}
+	tally := system.Tally(answers)
+	spent := s.Int(`SELECT nanousd FROM budgets WHERE subject = 'app:shop'`)
+	t.Logf("%v, spent %d of %d, at most %d used and held", tally, spent, budget, highest)
+	require.LessOrEqual(t, spent, int64(budget))
+	require.EqualValues(t, cost*tally["passed"], spent)
+	require.Greater(t, tally["passed"], budget/(held*600)*2, "what was held and not used must be used by others")
+	require.Len(t, tally, 2)
+	require.Positive(t, tally["APP_QUOTA"])
+}
+
+// watchBudget looks at all counters of Redis until it is stopped, and requires that used + held of a unit (0 requests, 1 tokens,
+// 2 nano-dollars) never passes the limit. It returns the most it saw.
+func watchBudget(t *testing.T, s *system.System, unit int, limit int64) (stop func() int64) {
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	var highest int64
+	go func() {
+		for ctx.Err() == nil {
+			counters, err := s.Counters(ctx)
+			for key, c := range counters {
+				highest = max(highest, c.Used[unit]+c.Held[unit])
+				if highest > limit {
+					done <- fmt.Errorf("%+v: used and held %+v are above %d", key, c, limit)
+					return
+				}
+			}
+			if err != nil && ctx.Err() == nil {
+				done <- err
+				return
+			}
+		}
+		done <- nil
+	}()
+	return func() int64 {
+		cancel()
+		require.NoError(t, <-done)
+		return highest
+	}
+}

@@ -1,0 +1,322 @@
+// Package system runs the whole of Tollgate for a test: Postgres, Redis and NATS, the provider simulator, gateways and settlers,
+// each of ours a process of the built binary, and checks that the books agree in the end.
+//
+// What a test starts ends with the test. Check is called at the end of every run, after the traffic has stopped: it waits
+// until nothing is in flight and then holds the state of Redis, the ledger and the simulator's books against the invariants.
+package system
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"tollgate/e2e/stack"
+	"tollgate/internal/dev/services"
+)
+
+// Options of a system.
+type Options struct {
+	// Limits is the policy's list of limits, as YAML with two blanks before each dash.
+	Limits string
+	// TTL of reservations; 0 means 15 minutes. At least a second.
+	TTL time.Duration
+	// Timezone of the policy; "" means one where it is about noon now, so that no day turns over in the test.
+	Timezone string
+	// Gateways and Settlers are how many of each are started.
+	Gateways, Settlers int
+	// Env is added to the environment of every process.
+	Env []string
+	// OwnPostgres gives the system a Postgres that the test may kill.
+	OwnPostgres bool
+	// Pushed makes the gateways follow the policy that is pushed instead of reading it from a file.
+	Pushed bool
+}
+
+// System is a running Tollgate. Its methods fail the test, so they are for the test's goroutine, except where they say so.
+type System struct {
+	Redis    *services.Redis
+	Postgres *services.Postgres // nil unless Options.OwnPostgres
+	NATS     *services.NATS
+	Sim      *Sim
+	Gateways []*Part
+	Settlers []*Part
+
+	DatabaseURL string
+	PolicyFile  string
+	RedisClient *redis.Client
+	Pool        *pgxpool.Pool
+
+	t       testing.TB
+	options Options
+	env     []string
+	stream  jetstream.JetStream
+	client  *http.Client
+}
+
+// Part is one gateway or settler process, or the simulator's.
+type Part struct {
+	*stack.Process
+
+	URL   string // of the data plane; "" for a settler
+	Admin string // base URL of the admin plane; "" for the simulator
+
+	system *System
+	args   []string
+	env    []string
+}
+
+// New starts a system with one app "shop" and returns when every part is ready. Keys are made with Key.
+func New(t testing.TB, o Options) *System {
+	t.Helper()
+	if o.TTL == 0 {
+		o.TTL = 15 * time.Minute
+	}
+	if o.Timezone == "" {
+		o.Timezone = Zone(t, time.Now(), 12*time.Hour)
+	}
+	s := &System{t: t, options: o}
+	s.client = &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 256, DisableCompression: true}, Timeout: 2 * time.Minute}
+	t.Cleanup(s.client.CloseIdleConnections)
+	s.startServers()
+	s.startSim()
+	s.PolicyFile = filepath.Join(t.TempDir(), "policy.yaml")
+	s.WritePolicy(o.Limits)
+	if o.Pushed {
+		s.CLI("policy", "push", s.PolicyFile)
+	}
+	for range o.Settlers {
+		s.AddSettler()
+	}
+	s.CLI("app", "create", App)
+	for range o.Gateways {
+		s.AddGateway()
+	}
+	return s
+}
+
+// App is the app that every system begins with.
+const App = "shop"
+
+func (s *System) startServers() {
+	t := s.t
+	s.Redis, s.NATS = stack.NewRedis(t), stack.NATS(t)
+	if s.options.OwnPostgres {
+		s.Postgres, s.DatabaseURL = stack.NewPostgres(t)
+	} else {
+		s.DatabaseURL = stack.Postgres(t)
+	}
+	options, err := redis.ParseURL(s.Redis.URL(0))
+	require.NoError(t, err)
+	options.PoolSize = 4
+	s.RedisClient = redis.NewClient(options)
+	t.Cleanup(func() { require.NoError(t, s.RedisClient.Close()) })
+	config, err := pgxpool.ParseConfig(s.DatabaseURL)
+	require.NoError(t, err)
+	config.MaxConns = 4
+	s.Pool, err = pgxpool.NewWithConfig(context.Background(), config)
+	require.NoError(t, err)
+	t.Cleanup(s.Pool.Close)
+	nc, err := nats.Connect(s.NATS.ClientURL(), nats.MaxReconnects(-1), nats.ReconnectWait(50*time.Millisecond))
+	require.NoError(t, err)
+	t.Cleanup(nc.Close)
+	s.stream, err = jetstream.New(nc)
+	require.NoError(t, err)
+}
+
+func (s *System) startSim() {
+	addr := FreeAddr(s.t)
+	s.Sim = &Sim{URL: "http://" + addr, client: s.client}
+	s.Sim.Process = stack.Start(s.t, "simulator", []string{"provider-sim", "--listen", addr}, nil)
+	s.Sim.WaitReady(s.Sim.URL + "/sim/totals")
+	zones := os.Getenv("ZONEINFO")
+	s.env = append([]string{
+		"DATABASE_URL=" + s.DatabaseURL, "REDIS_URL=" + s.Redis.URL(0), "NATS_URL=" + s.NATS.ClientURL(),
+		"TOLLGATE_SIM_URL=" + s.Sim.URL, "TOLLGATE_SIM_KEY=sim-e2e", "ZONEINFO=" + zones,
+		// Two processors run everything here: a decision may wait for its turn, and exactness must not depend on it.
+		"TOLLGATE_LIMITER_TIMEOUT=5s", "TOLLGATE_PUBLISH_TIMEOUT=5s",
+		"TOLLGATE_SETTLER_SWEEP_EVERY=200ms", "TOLLGATE_SETTLER_SWEEP_GRACE=300ms", "TOLLGATE_SETTLER_ACK_WAIT=3s",
+		"TOLLGATE_SETTLER_REBUILD_EVERY=200ms",
+	}, s.options.Env...)
+}
+
+// Policy is the text of a policy with these limits.
+func (s *System) Policy(limits string) string {
+	return fmt.Sprintf(`version: 1
+timezone: %s
+providers:
+  openai: {protocol: openai, base_url: "${TOLLGATE_SIM_URL}/v1", api_key_env: TOLLGATE_SIM_KEY}
+models:
+  gpt-4o: {provider: openai}
+  gpt-4o-mini: {provider: openai}
+  text-embedding-3-small: {provider: openai}
+reservations: {ttl: %s, expired: charge}
+limits:
+%s`, s.options.Timezone, s.options.TTL, limits)
+}
+
+// WritePolicy puts a policy with these limits into PolicyFile.
+func (s *System) WritePolicy(limits string) {
+	s.t.Helper()
+	require.NoError(s.t, os.WriteFile(s.PolicyFile, []byte(s.Policy(limits)), 0o600))
+}
+
+// AddGateway starts one more gateway and waits until it is ready. env is added to its environment.
+func (s *System) AddGateway(env ...string) *Part {
+	s.t.Helper()
+	data, admin := FreeAddr(s.t), FreeAddr(s.t)
+	args := []string{"gateway", "--listen", data, "--admin", admin, "--data", filepath.Join(s.t.TempDir(), "gateway")}
+	if !s.options.Pushed {
+		args = append(args, "--policy", s.PolicyFile)
+	}
+	g := &Part{URL: "http://" + data, Admin: "http://" + admin, system: s, args: args, env: append(s.env, env...)}
+	s.Gateways = append(s.Gateways, g)
+	g.Start()
+	return g
+}
+
+// AddSettler starts one more settler and waits until it is ready.
+func (s *System) AddSettler() *Part {
+	s.t.Helper()
+	admin := FreeAddr(s.t)
+	p := &Part{Admin: "http://" + admin, system: s, args: []string{"settler", "--admin", admin}, env: s.env}
+	s.Settlers = append(s.Settlers, p)
+	p.Start()
+	return p
+}
+
+// Start runs the part and waits until it is ready: at first, and again after Kill or Term, with the same folder and addresses.
+func (p *Part) Start() {
+	p.system.t.Helper()
+	p.Process = stack.Start(p.system.t, p.args[0], p.args, p.env)
+	p.WaitReady(p.Admin + "/readyz")
+}
+
+// CLI runs the binary with args, requires that it succeeds and returns its standard output.
+func (s *System) CLI(args ...string) string {
+	s.t.Helper()
+	out, err := s.TryCLI(args...)
+	require.NoError(s.t, err, "tollgate %s", strings.Join(args, " "))
+	return out
+}
+
+// TryCLI runs the binary with args and returns its standard output; the error holds what it said on standard error.
+func (s *System) TryCLI(args ...string) (string, error) {
+	s.t.Helper()
+	var out, problem strings.Builder
+	c := exec.CommandContext(s.t.Context(), stack.Binary(s.t), args...)
+	c.Env, c.Stdout, c.Stderr = append(os.Environ(), s.env...), &out, &problem
+	if err := c.Run(); err != nil {
+		return out.String(), fmt.Errorf("%w: %s", err, problem.String())
+	}
+	return out.String(), nil
+}
+
+// Key makes an API key of the app and returns its secret.
+func (s *System) Key(app string, args ...string) string {
+	s.t.Helper()
+	return strings.TrimSpace(s.CLI(append([]string{"key", "create", "--app", app}, args...)...))
+}
+
+// KnownKey is Key, returned once every gateway knows it.
+func (s *System) KnownKey(app string, args ...string) string {
+	s.t.Helper()
+	secret := s.Key(app, args...)
+	for _, g := range s.Gateways {
+		s.Eventually(10*time.Second, "the gateway knows the key", func() error {
+			req, err := http.NewRequestWithContext(s.t.Context(), http.MethodGet, g.URL+"/v1/models", nil)
+			if err != nil {
+				return err
+			}
+			req.Header.Set("Authorization", "Bearer "+secret)
+			res, err := s.client.Do(req)
+			if err != nil {
+				return err
+			}
+			if res.StatusCode != http.StatusOK {
+				err = fmt.Errorf("status %d", res.StatusCode)
+			}
+			return joinClose(err, res.Body)
+		})
+	}
+	return secret
+}
+
+// Eventually polls until probe returns nil, and fails the test when it has not within limit.
+func (s *System) Eventually(limit time.Duration, what string, probe func() error) time.Duration {
+	s.t.Helper()
+	start := time.Now()
+	var err error
+	for time.Since(start) < limit {
+		if err = probe(); err == nil {
+			return time.Since(start)
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+	require.NoError(s.t, err, "%s: not within %s", what, limit)
+	return limit
+}
+
+// Int is the result of an SQL query that yields one number.
+func (s *System) Int(query string, args ...any) (n int64) {
+	s.t.Helper()
+	require.NoError(s.t, s.Pool.QueryRow(s.t.Context(), query, args...).Scan(&n), query)
+	return n
+}
+
+// Rows is the result of an SQL query as text, a slice a row.
+func (s *System) Rows(query string, args ...any) [][]any {
+	s.t.Helper()
+	rows, err := s.Pool.Query(s.t.Context(), query, args...)
+	require.NoError(s.t, err, query)
+	found, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) ([]any, error) { return row.Values() })
+	require.NoError(s.t, err, query)
+	return found
+}
+
+var ports struct {
+	mu   sync.Mutex
+	used map[int]bool
+}
+
+// FreeAddr returns a host:port on loopback that nobody listens on, outside the range from which outgoing connections take
+// theirs: a part that is killed and started again must find its port free.
+func FreeAddr(t testing.TB) string {
+	t.Helper()
+	ports.mu.Lock()
+	defer ports.mu.Unlock()
+	if ports.used == nil {
+		ports.used = map[int]bool{}
+	}
+	for range 1000 {
+		port := 12000 + rand.IntN(20000)
+		if ports.used[port] {
+			continue
+		}
+		addr := fmt.Sprintf("127.0.0.1:%d", port)
+		l, err := net.Listen("tcp4", addr)
+		if err != nil {
+			continue
+		}
+		require.NoError(t, l.Close())
+		ports.used[port] = true
+		return addr
+	}
+	t.Fatal("no free port")
+	return ""
+}
