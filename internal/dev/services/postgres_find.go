@@ -51,6 +51,10 @@ func postgresBinaries(ctx context.Context, cacheDir, cluster, written string) (s
 		}
 		found = version
 	}
+	// A question that was cut short says nothing about the installation.
+	if ctx.Err() != nil {
+		return "", fmt.Errorf("look for postgres: %w", context.Cause(ctx))
+	}
 	if found != "" {
 		// A download could not read the data either, unless it happens to be of that version.
 		if dir, err := cachedPostgres(ctx, cacheDir, written); err == nil {

@@ -222,6 +222,8 @@ func TestPostgresStartIsCancelled(t *testing.T) {
 			continue
 		}
 		require.ErrorIs(t, err, context.DeadlineExceeded)
+		var none *services.NoPostgresError
+		require.NotErrorAs(t, err, &none, "a start that is cut short must not turn to a download")
 	}
 	startPostgres(t, services.PostgresConfig{DataDir: dir})
 }
