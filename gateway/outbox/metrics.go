@@ -15,7 +15,7 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 	m := &metrics{
 		events: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "tollgate_events_total",
-			Help: "Events by kind and by what became of them: acknowledged by the stream, or spooled on disk first.",
+			Help: "Events by kind and by what became of them.", // as the settler says, whose metrics may stand beside these
 		}, []string{"kind", "outcome"}),
 		spool: prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: "tollgate_spool_events",

@@ -38,7 +38,7 @@ func (s *system) startSettler(ctx context.Context) error {
 		return err
 	}
 	s.onStop("settler's Redis connections", func(context.Context) error { return client.Close() })
-	registry := telemetry.NewRegistry()
+	registry := prometheus.NewRegistry() // the process itself is in the gateway's
 	part, err := settler.New(config, settler.Deps{
 		Store: s.store, Scripts: lua.New(client), NATS: s.nc, Log: s.log.With("part", "settler"), Registry: registry,
 	})
@@ -108,6 +108,10 @@ func keptSecret(path string) (string, error) {
 	return secret, os.WriteFile(path, []byte(secret+"\n"), 0o600)
 }
 
+// limiterTimeout is longer than a gateway's of its own: here a database and a compiler share the machine with Redis, and a
+// stall is no outage.
+const limiterTimeout = 250 * time.Millisecond
+
 func (s *system) startGateway(ctx context.Context) error {
 	var config gateway.Config
 	boxConfig := outbox.Config{}
@@ -115,6 +119,9 @@ func (s *system) startGateway(ctx context.Context) error {
 		return err
 	}
 	boxConfig.Dir = filepath.Join(s.dir, "gateway")
+	if _, set := os.LookupEnv("TOLLGATE_LIMITER_TIMEOUT"); !set {
+		config.LimiterTimeout = limiterTimeout
+	}
 	client, err := lua.Connect(s.redis.URL(0), lua.Options{Timeout: config.LimiterTimeout, PoolSize: 64})
 	if err != nil {
 		return err
@@ -212,9 +219,14 @@ func (s *system) envPath() string { return filepath.Join(s.dir, "dev.env") }
 func (s *system) writeEnv() error {
 	var b strings.Builder
 	for _, v := range [][2]string{
-		{"TOLLGATE_URL", "http://" + s.data.Addr().String()}, {"TOLLGATE_ADMIN_URL", "http://" + s.admin.Addr().String()},
-		{"TOLLGATE_API_KEY", s.demoKey}, {"TOLLGATE_ADMIN_TOKEN", s.adminToken}, {"DATABASE_URL", s.databaseURL},
-		{"REDIS_URL", s.redis.URL(0)}, {"NATS_URL", s.nats.ClientURL()}, {"TOLLGATE_SIM_URL", s.simURL},
+		{"TOLLGATE_URL", "http://" + s.data.Addr().String()},
+		{"TOLLGATE_ADMIN_URL", "http://" + s.admin.Addr().String()},
+		{"TOLLGATE_API_KEY", s.demoKey},
+		{"TOLLGATE_ADMIN_TOKEN", s.adminToken},
+		{"DATABASE_URL", s.databaseURL},
+		{"REDIS_URL", s.redis.URL(0)},
+		{"NATS_URL", s.nats.ClientURL()},
+		{"TOLLGATE_SIM_URL", s.simURL},
 		{"TOLLGATE_SIM_KEY", s.simSecret()},
 	} {
 		fmt.Fprintf(&b, "%s='%s'\n", v[0], strings.ReplaceAll(v[1], "'", `'\''`))
