@@ -65,7 +65,7 @@ type stream struct {
 	sink     Sink
 	withhold bool
 	answer   Answer
-	done     bool // [DONE], a finish reason or an error event was seen
+	done     bool // [DONE] or an error event was seen; a finish reason is not the end, the usage may be missing behind it
 	gone     bool // the caller does not take any more
 }
 
@@ -103,7 +103,7 @@ func (s *stream) end(err error) (Answer, error) {
 		return s.answer, fmt.Errorf("%w: %w", ErrUpstreamCut, err)
 	case !s.done:
 		s.answer.Finish = ledger.ReasonUpstreamCut
-		return s.answer, fmt.Errorf("%w: it ended without a finish reason", ErrUpstreamCut)
+		return s.answer, fmt.Errorf("%w: it ended without [DONE]", ErrUpstreamCut)
 	default:
 		s.answer.Finish = ledger.ReasonOK
 		return s.answer, nil
@@ -165,7 +165,6 @@ func eventSize(data []byte) int {
 var (
 	dataField    = []byte("data:")
 	usageField   = []byte(`"usage"`)
-	finishField  = []byte(`"finish_reason"`)
 	errorField   = []byte(`"error"`)
 	doneSentinel = []byte("[DONE]")
 )
@@ -186,9 +185,6 @@ func (s *stream) meter(event []byte) bool {
 		s.answer.Model, s.answer.UpstreamID = found[0].Str, found[1].Str
 	}
 	if bytes.Contains(data, errorField) && gjson.GetBytes(data, "error").IsObject() {
-		s.done = true
-	}
-	if bytes.Contains(data, finishField) && gjson.GetBytes(data, "choices.0.finish_reason").Type == gjson.String {
 		s.done = true
 	}
 	if !bytes.Contains(data, usageField) {
