@@ -11,8 +11,18 @@
 //	appended ── published ── acknowledged ── confirmed (segment removed)
 //	               └── no ack in time ─> published again by the drainer
 //
+// An event that cannot be appended (the disk is full) is published all the same and needs the stream's acknowledgement: its
+// number is noted in the file unkept, so that it is never given to another event.
+//
+// # Who waits for whom
+//
+// Record and Append write to the segment under the lock and to nothing else: a goroutine of Run writes to the connection, so
+// a stream that is silent costs Record its timeout and Append nothing. Syncs take turns; whoever comes second waits for the
+// first, then finds its own event synced.
+//
 // # Not guaranteed
 //
-// An event that was acknowledged by the stream but not yet synced here, and whose stream and machine then both lose their
-// last writes, is gone; its sequence number is missing in Postgres, and the settler reports the gap.
+// When the machine fails (not only the process), what was appended since the last sync is gone here. An event among it
+// that the stream acknowledged is delivered, but its number is given out again; one that the stream lost too is lost
+// unnoticed.
 package outbox

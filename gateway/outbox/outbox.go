@@ -41,8 +41,8 @@ func (c Config) Validate() error {
 	if c.SyncEvery <= 0 {
 		problems = append(problems, errors.New("TOLLGATE_OUTBOX_SYNC: must be above zero"))
 	}
-	if c.SegmentBytes < 1<<16 {
-		problems = append(problems, errors.New("TOLLGATE_OUTBOX_SEGMENT_BYTES: must be at least 65536"))
+	if c.SegmentBytes < 1<<16 || c.SegmentBytes > 1<<30 {
+		problems = append(problems, errors.New("TOLLGATE_OUTBOX_SEGMENT_BYTES: must be from 65536 to 1073741824"))
 	}
 	return errors.Join(problems...)
 }
@@ -51,7 +51,7 @@ func (c Config) Validate() error {
 var ErrLocked = errors.New("outbox folder is in use by another gateway")
 
 // Outbox numbers, keeps and publishes one gateway's events. It is safe for concurrent use. Run must be running for events
-// to be synced, drained and removed; Close ends it.
+// to be published, synced and removed; Close ends it.
 type Outbox struct {
 	config   Config
 	js       jetstream.JetStream
@@ -59,28 +59,28 @@ type Outbox struct {
 	metrics  *metrics
 	producer string
 	lock     *os.File
-	acks     chan pendingAck
+	unkept   *unkeptMark
+	queue    chan *publication
+	acks     chan *publication
+	again    chan struct{} // holds one for each repeated publication that waits for the stream
 	drain    chan struct{}
+
+	// syncing is held while files are synced, and taken before mu: whoever then finds nothing left to sync knows that it is
+	// on disk, not merely on its way there.
+	syncing sync.Mutex
 
 	mu        sync.Mutex // guards what follows
 	sequence  uint64     // of the last event
-	segments  []*segment // oldest first; the last one may be open for writing
+	segments  []*segment // oldest first; those at the end may have files open
 	inFlight  map[uint64]struct{}
 	confirmed uint64
 	dirty     bool // appended since the last sync
+	created   bool // a segment was made since the last sync
 	closed    bool
 }
 
-// pendingAck is a publication whose acknowledgement nobody else waits for.
-type pendingAck struct {
-	sequence uint64
-	kind     event.Kind
-	deadline time.Time
-	future   jetstream.PubAckFuture
-}
-
 // maxUnacknowledged is how many publications may wait for the stream at once; the outbox is what bounds memory beyond.
-const maxUnacknowledged = 1 << 16
+const maxUnacknowledged = 1 << 14
 
 // Open takes the folder, reads what an earlier run left and continues its numbering. Events of unfinished segments count as
 // unacknowledged and are published again by Run. Publications on nc should fail at once while it is disconnected
@@ -99,12 +99,14 @@ func Open(config Config, nc *nats.Conn, log *slog.Logger, reg prometheus.Registe
 		return nil, err
 	}
 	o := &Outbox{
-		config: config, js: js, log: log, lock: lock, metrics: newMetrics(reg),
-		acks: make(chan pendingAck, 4096), drain: make(chan struct{}, 1), inFlight: map[uint64]struct{}{},
+		config: config, js: js, log: log, lock: lock, queue: make(chan *publication, maxUnacknowledged),
+		acks: make(chan *publication, maxUnacknowledged), again: make(chan struct{}, maxAgain), drain: make(chan struct{}, 1), inFlight: map[uint64]struct{}{},
 	}
 	if err := o.load(); err != nil {
 		return nil, errors.Join(fmt.Errorf("open outbox %s: %w", config.Dir, err), lock.Close())
 	}
+	o.metrics = newMetrics(reg)
+	o.metrics.spool.Set(float64(o.Pending()))
 	return o, nil
 }
 
@@ -134,34 +136,35 @@ func (o *Outbox) load() error {
 			return err
 		}
 	}
+	if o.unkept, err = openUnkeptMark(o.config.Dir); err != nil {
+		return err
+	}
+	o.sequence = max(o.sequence, o.unkept.sequence)
 	return nil
 }
 
 func (o *Outbox) loadSegment(path string) error {
+	name := filepath.Base(path)
 	first, err := firstSequence(path)
 	if err != nil {
-		return fmt.Errorf("segment %s: %w", filepath.Base(path), err)
+		return fmt.Errorf("segment %s: %w", name, err)
 	}
 	s := &segment{path: path, first: first, pending: map[uint64]struct{}{}}
-	end, err := frames(path, func(payload []byte) error {
-		e, err := event.Decode(payload)
-		if err != nil {
-			return err
-		}
-		s.last = e.Sequence
-		s.pending[e.Sequence] = struct{}{}
+	walked, err := frames(path, func(payload []byte) error {
+		sequence := labelOf(payload).sequence
+		s.last = max(s.last, sequence)
+		s.pending[sequence] = struct{}{}
 		return nil
 	})
 	if err != nil {
-		return fmt.Errorf("segment %s: %w", filepath.Base(path), err)
+		return fmt.Errorf("segment %s: %w", name, err)
 	}
-	info, err := os.Stat(path)
-	if err != nil {
-		return err
+	if walked.skipped > 0 {
+		o.log.Error("outbox segment is damaged, events in it are lost", "segment", name, "bytes", walked.skipped)
 	}
-	if torn := info.Size() - end; torn > 0 {
-		o.log.Warn("torn end of outbox segment cut off", "segment", filepath.Base(path), "bytes", torn)
-		if err := os.Truncate(path, end); err != nil {
+	if walked.torn > 0 {
+		o.log.Warn("torn end of outbox segment cut off", "segment", name, "bytes", walked.torn)
+		if err := os.Truncate(path, walked.end); err != nil {
 			return err
 		}
 	}
@@ -179,7 +182,11 @@ func producerID(dir string) (string, error) {
 	path := filepath.Join(dir, "id")
 	text, err := os.ReadFile(path)
 	if err == nil {
-		return strings.TrimSpace(string(text)), nil
+		id := strings.TrimSpace(string(text))
+		if id == "" {
+			return "", fmt.Errorf("%s is empty: write the producer id of this folder's events into it", path)
+		}
+		return id, nil
 	}
 	if !errors.Is(err, os.ErrNotExist) {
 		return "", err
@@ -187,11 +194,23 @@ func producerID(dir string) (string, error) {
 	var random [6]byte
 	rand.Read(random[:]) // never fails, see crypto/rand
 	id := "gw-" + hex.EncodeToString(random[:])
-	temporary := path + ".new"
-	if err := os.WriteFile(temporary, []byte(id+"\n"), 0o600); err != nil {
-		return "", err
+	return id, writeDurably(path, []byte(id+"\n"))
+}
+
+// writeDurably makes a file whole or not at all, also when the machine fails meanwhile.
+func writeDurably(path string, data []byte) error {
+	temporary, err := os.Create(path + ".new")
+	if err != nil {
+		return err
 	}
-	return id, os.Rename(temporary, path)
+	_, err = temporary.Write(data)
+	if err := errors.Join(err, temporary.Sync(), temporary.Close()); err != nil {
+		return err
+	}
+	if err := os.Rename(temporary.Name(), path); err != nil {
+		return err
+	}
+	return syncFolder(filepath.Dir(path))
 }
 
 // Producer is the gateway's id in events: it names the sequence.
@@ -200,20 +219,9 @@ func (o *Outbox) Producer() string { return o.producer }
 // Record appends the event and returns when it is durable: the stream has acknowledged it, or else this folder has been
 // synced. It numbers the event and sets its producer. An error means that neither was possible; the event may still arrive.
 func (o *Outbox) Record(ctx context.Context, e *event.Event) error {
-	future, kept := o.put(e)
-	if future != nil {
-		timer := time.NewTimer(o.config.AckTimeout)
-		defer timer.Stop()
-		select {
-		case <-future.Ok():
-			o.acknowledged(e.Sequence, e.Kind)
-			return nil
-		case err := <-future.Err():
-			o.log.Debug("publication failed", "event", e.ID, "error", err)
-		case <-timer.C:
-		case <-ctx.Done():
-		}
-		o.unacknowledged(e.Sequence)
+	p, kept := o.put(e, true)
+	if p != nil && o.awaitAck(ctx, p) {
+		return nil
 	}
 	if kept != nil {
 		return fmt.Errorf("record %s: no ack from the stream, and the outbox refused it: %w", e.ID, kept)
@@ -225,54 +233,49 @@ func (o *Outbox) Record(ctx context.Context, e *event.Event) error {
 	return nil
 }
 
-// Append keeps and publishes the event without waiting for either to be durable; a background sync follows. An error means
-// that it could not be appended, and nobody will publish it again.
+// Append keeps and publishes the event without waiting for either to be durable; a background sync follows. Where it cannot
+// be appended, it waits for the stream's acknowledgement instead. An error means that there was none either, and nobody
+// will publish the event again.
 func (o *Outbox) Append(e *event.Event) error {
-	future, err := o.put(e)
-	if future != nil {
-		// Kept or not, it is on its way. Without a segment its acknowledgement is all there is.
-		o.await(e.Sequence, e.Kind, future)
-		return nil
+	p, kept := o.put(e, false)
+	if kept != nil {
+		if p != nil && o.awaitAck(context.Background(), p) {
+			return nil
+		}
+		return fmt.Errorf("append %s: %w", e.ID, kept)
 	}
-	if err != nil {
-		return fmt.Errorf("append %s: %w", e.ID, err)
+	if p == nil {
+		o.metrics.events.WithLabelValues(string(e.Kind), "spooled").Inc()
 	}
-	o.metrics.events.WithLabelValues(string(e.Kind), "spooled").Inc()
 	return nil
 }
 
-// await hands the publication to the collector; when that is far behind, the drainer will publish again instead.
-func (o *Outbox) await(sequence uint64, kind event.Kind, future jetstream.PubAckFuture) {
-	select {
-	case o.acks <- pendingAck{sequence, kind, time.Now().Add(o.config.AckTimeout), future}:
-	default:
-		o.unacknowledged(sequence)
-	}
-}
-
-// put numbers, encodes, appends and publishes. future is nil when the publication failed at once; err says why the event is
-// not in a segment.
-func (o *Outbox) put(e *event.Event) (future jetstream.PubAckFuture, err error) {
+// put numbers, encodes, appends and queues the event for publication. p is nil when it cannot be published now; err says
+// why the event is not in a segment. The sender of a publication that is waited for, or that is all there is of the event,
+// must await it.
+func (o *Outbox) put(e *event.Event, awaited bool) (p *publication, err error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.closed {
 		return nil, errors.New("outbox is closed")
+	}
+	// What no settler can read must not take a number, nor stand in the way of what comes after it.
+	if err := e.Check(); err != nil {
+		return nil, err
 	}
 	e.Producer, e.Sequence = o.producer, o.sequence+1
 	data, err := e.Encode()
 	if err != nil {
 		return nil, err
 	}
-	if len(data) > maxFrame {
-		return nil, fmt.Errorf("event of %d bytes is larger than the stream takes (%d)", len(data), maxFrame)
+	if len(data) > maxEvent {
+		return nil, fmt.Errorf("event of %d bytes is larger than the stream takes (%d)", len(data), maxEvent)
+	}
+	if err := o.appendLocked(e.Sequence, data); err != nil {
+		return o.queueUnkeptLocked(e, data), err
 	}
 	o.sequence++
-	err = o.appendLocked(e.Sequence, data)
-	future, publishErr := o.publishLocked(e.Subject(), e.ID, e.Sequence, data)
-	if publishErr != nil {
-		return nil, err
-	}
-	return future, err
+	return o.queueLocked(e, data, awaited), nil
 }
 
 func (o *Outbox) appendLocked(sequence uint64, data []byte) error {
@@ -289,31 +292,20 @@ func (o *Outbox) appendLocked(sequence uint64, data []byte) error {
 }
 
 func (o *Outbox) currentLocked(next uint64) (*segment, error) {
-	if n := len(o.segments); n > 0 && o.segments[n-1].file != nil {
+	if n := len(o.segments); n > 0 && o.segments[n-1].file != nil && !o.segments[n-1].sealed {
 		current := o.segments[n-1]
 		if current.size < o.config.SegmentBytes {
 			return current, nil
 		}
-		if err := current.close(); err != nil {
-			return nil, err
-		}
+		current.sealed = true
 	}
 	created, err := createSegment(o.config.Dir, next)
 	if err != nil {
 		return nil, err
 	}
 	o.segments = append(o.segments, created)
+	o.created = true
 	return created, nil
-}
-
-func (o *Outbox) publishLocked(subject, id string, sequence uint64, data []byte) (jetstream.PubAckFuture, error) {
-	future, err := o.js.PublishMsgAsync(&nats.Msg{
-		Subject: subject, Data: data, Header: nats.Header{jetstream.MsgIDHeader: []string{id}},
-	})
-	if err == nil {
-		o.inFlight[sequence] = struct{}{}
-	}
-	return future, err
 }
 
 func (o *Outbox) acknowledged(sequence uint64, kind event.Kind) {
@@ -340,26 +332,4 @@ func (o *Outbox) unacknowledged(sequence uint64) {
 	case o.drain <- struct{}{}:
 	default:
 	}
-}
-
-// sync makes every event appended so far durable on this machine's disk.
-func (o *Outbox) sync() error {
-	o.mu.Lock()
-	var file *os.File
-	if n := len(o.segments); n > 0 && o.dirty {
-		file = o.segments[n-1].file
-	}
-	o.dirty = false
-	o.mu.Unlock()
-	if file == nil {
-		return nil
-	}
-	// A segment that was closed meanwhile was synced by its close.
-	if err := file.Sync(); err != nil && !errors.Is(err, os.ErrClosed) {
-		o.mu.Lock()
-		o.dirty = true
-		o.mu.Unlock()
-		return err
-	}
-	return nil
 }

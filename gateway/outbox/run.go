@@ -5,11 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"syscall"
 	"time"
 
 	"golang.org/x/sync/errgroup"
-
-	"tollgate/ledger/event"
 )
 
 // Confirm says that Postgres holds this producer's events up to and including sequence: segments that end there or before
@@ -31,10 +30,11 @@ func (o *Outbox) Pending() int {
 	return n
 }
 
-// Run syncs, collects acknowledgements, publishes again what has none and removes what is confirmed, until ctx ends and all
+// Run publishes, collects acknowledgements, syncs, publishes again what has no acknowledgement and removes what is confirmed, until ctx ends and all
 // its goroutines have.
 func (o *Outbox) Run(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error { return o.publish(ctx) })
 	group.Go(func() error { return o.collect(ctx) })
 	group.Go(func() error { return o.keep(ctx) })
 	group.Go(func() error { return o.drainLoop(ctx) })
@@ -43,31 +43,6 @@ func (o *Outbox) Run(ctx context.Context) error {
 		return nil
 	}
 	return err
-}
-
-// collect waits for the acknowledgements of Append. They arrive nearly in order, so one after the other is enough.
-func (o *Outbox) collect(ctx context.Context) error {
-	timer := time.NewTimer(o.config.AckTimeout)
-	defer timer.Stop()
-	for {
-		var ack pendingAck
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case ack = <-o.acks:
-		}
-		timer.Reset(time.Until(ack.deadline))
-		select {
-		case <-ack.future.Ok():
-			o.acknowledged(ack.sequence, ack.kind)
-			continue
-		case err := <-ack.future.Err():
-			o.log.Debug("publication failed", "sequence", ack.sequence, "error", err)
-		case <-timer.C:
-		case <-ctx.Done():
-		}
-		o.unacknowledged(ack.sequence)
-	}
 }
 
 // keep syncs appended events and removes confirmed segments.
@@ -132,15 +107,7 @@ func (o *Outbox) drainLoop(ctx context.Context) error {
 }
 
 func (o *Outbox) drainOnce(ctx context.Context) error {
-	o.mu.Lock()
-	var paths []string
-	for _, s := range o.segments {
-		if len(s.pending) > 0 {
-			paths = append(paths, s.path)
-		}
-	}
-	o.mu.Unlock()
-	for _, path := range paths {
+	for _, path := range o.undelivered() {
 		_, err := frames(path, func(payload []byte) error { return o.publishAgain(ctx, payload) })
 		if errors.Is(err, os.ErrNotExist) {
 			continue // confirmed and removed meanwhile
@@ -152,36 +119,73 @@ func (o *Outbox) drainOnce(ctx context.Context) error {
 	return nil
 }
 
-func (o *Outbox) publishAgain(ctx context.Context, payload []byte) error {
-	e, err := event.Decode(payload)
-	if err != nil {
-		return fmt.Errorf("outbox holds an event that cannot be read: %w", err)
-	}
+// undelivered lists the segments with an event that nothing is under way for. Those whose events only wait for their first
+// acknowledgement are not read.
+func (o *Outbox) undelivered() []string {
 	o.mu.Lock()
-	if !o.waitingLocked(e.Sequence) {
-		o.mu.Unlock()
-		return nil
+	defer o.mu.Unlock()
+	var paths []string
+	for _, s := range o.segments {
+		for sequence := range s.pending {
+			if _, ok := o.inFlight[sequence]; !ok {
+				paths = append(paths, s.path)
+				break
+			}
+		}
 	}
-	future, err := o.publishLocked(e.Subject(), e.ID, e.Sequence, payload)
-	o.mu.Unlock()
-	if err != nil {
-		return err
-	}
-	o.await(e.Sequence, e.Kind, future)
-	return ctx.Err()
+	return paths
 }
 
-// waitingLocked reports whether the event has no acknowledgement and no publication that may still bring one.
-func (o *Outbox) waitingLocked(sequence uint64) bool {
+// maxAgain is how many repeated publications may wait for the stream at once: few enough that even a slow one acknowledges
+// them in time, because what it does not is sent once more and makes it slower still.
+const maxAgain = 256
+
+// publishAgain waits while too many are outstanding.
+func (o *Outbox) publishAgain(ctx context.Context, payload []byte) error {
+	l := labelOf(payload)
+	if !o.take(l.sequence) {
+		return nil
+	}
+	select {
+	case o.again <- struct{}{}:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	p := o.newPublication(l.sequence, l, payload)
+	p.slot = o.again
+	if o.send(p); p.future == nil {
+		<-o.again
+		o.release(l.sequence)
+		return fmt.Errorf("event %s could not be published", l.id)
+	}
+	select {
+	case o.acks <- p:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// take marks the event as in flight, unless it is already or needs no publication.
+func (o *Outbox) take(sequence uint64) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
 	if _, ok := o.inFlight[sequence]; ok {
 		return false
 	}
 	for _, s := range o.segments {
 		if _, ok := s.pending[sequence]; ok {
+			o.inFlight[sequence] = struct{}{}
 			return true
 		}
 	}
 	return false
+}
+
+func (o *Outbox) release(sequence uint64) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	delete(o.inFlight, sequence)
 }
 
 // Flush waits until the stream has acknowledged every event, or ctx ends; then it syncs the rest. It errors when events
@@ -202,14 +206,74 @@ func (o *Outbox) Flush(ctx context.Context) error {
 	return nil
 }
 
-// Close syncs and closes the open segment and gives the folder free. Run must have ended.
-func (o *Outbox) Close() error {
+// sync makes every event appended so far durable on this machine's disk.
+func (o *Outbox) sync() error {
+	o.syncing.Lock()
+	defer o.syncing.Unlock()
+	open, created := o.unsynced()
+	var problems []error
+	for _, f := range open {
+		problems = append(problems, f.sync())
+	}
+	if created {
+		problems = append(problems, syncFolder(o.config.Dir))
+	}
+	err := errors.Join(problems...)
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.closed = true
-	var err error
-	if n := len(o.segments); n > 0 && o.segments[n-1].file != nil {
-		err = o.segments[n-1].close()
+	if err != nil {
+		o.dirty, o.created = true, o.created || created
+		return err
 	}
-	return errors.Join(err, o.lock.Close())
+	for _, f := range open {
+		if f.sealed {
+			f.segment.file = nil
+		}
+	}
+	return nil
+}
+
+// openFile is a segment's file as it was when a sync began.
+type openFile struct {
+	segment *segment
+	file    *os.File
+	sealed  bool
+}
+
+// sync closes a sealed file, too; one that an earlier attempt has closed was synced by it.
+func (f openFile) sync() error {
+	err := f.file.Sync()
+	if err == nil && f.sealed {
+		err = f.file.Close()
+	}
+	if errors.Is(err, os.ErrClosed) {
+		return nil
+	}
+	return err
+}
+
+// unsynced lists the files to sync, and tells whether the folder has a new one.
+func (o *Outbox) unsynced() (open []openFile, created bool) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for i := len(o.segments) - 1; i >= 0 && o.segments[i].file != nil; i-- {
+		if s := o.segments[i]; o.dirty || s.sealed {
+			open = append(open, openFile{s, s.file, s.sealed})
+		}
+	}
+	created = o.created
+	o.dirty, o.created = false, false
+	return open, created
+}
+
+// Close syncs and closes the open segments and gives the folder free. Run must have ended; later events are refused.
+func (o *Outbox) Close() error {
+	o.mu.Lock()
+	o.closed = true
+	if n := len(o.segments); n > 0 {
+		o.segments[n-1].sealed = true
+	}
+	o.mu.Unlock()
+	// Unlocked by hand: a child process that was just being started has the lock, too, until it runs.
+	return errors.Join(o.sync(), o.unkept.file.Close(), syscall.Flock(int(o.lock.Fd()), syscall.LOCK_UN), o.lock.Close())
 }

@@ -1,23 +1,26 @@
 package outbox
 
 import (
-	"bufio"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"hash/crc32"
-	"io"
 	"os"
 	"path/filepath"
 	"sort"
 	"strconv"
 	"strings"
+
+	"github.com/tidwall/gjson"
+
+	"tollgate/ledger/event"
 )
 
 const (
 	segmentSuffix = ".events"
 	headerSize    = 8
-	maxFrame      = 1 << 20 // the stream's own message limit
+	maxFrame      = 1 << 20
+	maxEvent      = 1<<20 - 4<<10 // the stream's own limit on a message, less room for its headers
 )
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
@@ -28,7 +31,8 @@ type segment struct {
 	first   uint64
 	last    uint64              // 0 while empty
 	pending map[uint64]struct{} // appended, not acknowledged by the stream
-	file    *os.File            // nil when it is no longer written to
+	file    *os.File            // nil when it is synced and closed
+	sealed  bool                // not written to any more; the next sync closes it
 	size    int64
 }
 
@@ -46,7 +50,7 @@ func createSegment(dir string, first uint64) (*segment, error) {
 }
 
 // append writes one frame. A write that fails halfway is taken back, so that later frames stay readable; when even that
-// fails the segment is closed for writing.
+// fails the segment is sealed.
 func (s *segment) append(sequence uint64, payload []byte) error {
 	frame := make([]byte, headerSize+len(payload))
 	binary.LittleEndian.PutUint32(frame, uint32(len(payload)))
@@ -54,7 +58,8 @@ func (s *segment) append(sequence uint64, payload []byte) error {
 	copy(frame[headerSize:], payload)
 	if _, err := s.file.WriteAt(frame, s.size); err != nil {
 		if undo := s.file.Truncate(s.size); undo != nil {
-			err = errors.Join(err, undo, s.close())
+			s.sealed = true
+			err = errors.Join(err, undo)
 		}
 		return err
 	}
@@ -64,49 +69,112 @@ func (s *segment) append(sequence uint64, payload []byte) error {
 	return nil
 }
 
-func (s *segment) close() error {
-	file := s.file
-	s.file = nil
-	return errors.Join(file.Sync(), file.Close())
+// walk is what frames saw of a file.
+type walk struct {
+	end     int64 // behind the last whole frame
+	skipped int64 // bytes before it that belong to no frame: damage
+	torn    int64 // bytes behind it: a write that was cut short
 }
 
-// frames calls visit with every whole frame of the file, in order, and returns the offset behind the last one. A torn or
-// damaged frame ends the walk: nothing behind it can be trusted.
-func frames(path string, visit func(payload []byte) error) (int64, error) {
-	file, err := os.Open(path)
+// frames calls visit with every whole frame of the file, in order. Damage costs the frames it touches and no other: the
+// walk goes on where the next frame is found. (None can be found inside an event: a frame's length has a zero byte, JSON
+// text has none.)
+func frames(path string, visit func(payload []byte) error) (walk, error) {
+	data, err := os.ReadFile(path)
 	if err != nil {
-		return 0, err
+		return walk{}, err
 	}
-	defer file.Close()
-	r := bufio.NewReaderSize(file, 1<<16)
-	var offset int64
-	for {
-		var header [headerSize]byte
-		if _, err := io.ReadFull(r, header[:]); err != nil {
-			return offset, ignoreEOF(err)
-		}
-		size := binary.LittleEndian.Uint32(header[:])
-		if size == 0 || size > maxFrame {
-			return offset, nil
-		}
-		payload := make([]byte, size)
-		if _, err := io.ReadFull(r, payload); err != nil {
-			return offset, ignoreEOF(err)
-		}
-		if crc32.Checksum(payload, castagnoli) != binary.LittleEndian.Uint32(header[4:]) {
-			return offset, nil
+	return framesOf(data, visit)
+}
+
+func framesOf(data []byte, visit func(payload []byte) error) (walk, error) {
+	var w walk
+	for at := 0; at < len(data); {
+		payload, ok := frameAt(data[at:])
+		if !ok {
+			at++
+			continue
 		}
 		if err := visit(payload); err != nil {
-			return offset, err
+			return w, err
 		}
-		offset += headerSize + int64(size)
+		w.skipped += int64(at) - w.end
+		at += headerSize + len(payload)
+		w.end = int64(at)
 	}
+	w.torn = int64(len(data)) - w.end
+	return w, nil
 }
 
-func ignoreEOF(err error) error {
-	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
-		return nil
+// frameAt reads the frame that data begins with.
+func frameAt(data []byte) (payload []byte, ok bool) {
+	if len(data) < headerSize {
+		return nil, false
 	}
+	size := int(binary.LittleEndian.Uint32(data))
+	if size == 0 || size > maxFrame || size > len(data)-headerSize {
+		return nil, false
+	}
+	payload = data[headerSize : headerSize+size : headerSize+size]
+	return payload, crc32.Checksum(payload, castagnoli) == binary.LittleEndian.Uint32(data[4:])
+}
+
+// label is what the outbox itself needs of an event. It reads no more, so that an event of another version, or one that
+// the settler will refuse, neither stops a start nor what stands behind it.
+type label struct {
+	sequence    uint64
+	kind        event.Kind
+	subject, id string
+}
+
+func labelOf(payload []byte) label {
+	e := event.Event{
+		ID: gjson.GetBytes(payload, "id").String(), Kind: event.Kind(gjson.GetBytes(payload, "kind").String()),
+		App: gjson.GetBytes(payload, "app").String(), Sequence: gjson.GetBytes(payload, "sequence").Uint(),
+	}
+	return label{e.Sequence, e.Kind, e.Subject(), e.ID}
+}
+
+func syncFolder(dir string) error {
+	folder, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	return errors.Join(folder.Sync(), folder.Close())
+}
+
+// unkeptMark is a file with the highest number of an event that was published although no segment could take it. The file
+// keeps its size, so that it can be written on a full disk.
+type unkeptMark struct {
+	file     *os.File
+	sequence uint64
+}
+
+const unkeptDigits = 20
+
+func openUnkeptMark(dir string) (*unkeptMark, error) {
+	path := filepath.Join(dir, "unkept")
+	text, err := os.ReadFile(path)
+	if errors.Is(err, os.ErrNotExist) {
+		text = fmt.Appendf(nil, "%0*d", unkeptDigits, 0)
+		err = writeDurably(path, text)
+	}
+	if err != nil {
+		return nil, err
+	}
+	sequence, err := strconv.ParseUint(string(text), 10, 64)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	file, err := os.OpenFile(path, os.O_WRONLY, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	return &unkeptMark{file, sequence}, nil
+}
+
+func (u *unkeptMark) set(sequence uint64) error {
+	_, err := u.file.WriteAt(fmt.Appendf(nil, "%0*d", unkeptDigits, sequence), 0)
 	return err
 }
 

@@ -186,10 +186,18 @@ func Decode(data []byte) (*Event, error) {
 	if err := json.Unmarshal(data, &e); err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrInvalid, err)
 	}
-	if err := e.check(); err != nil {
-		return nil, fmt.Errorf("%w %q: %w", ErrInvalid, e.ID, err)
+	if err := e.Check(); err != nil {
+		return nil, err
 	}
 	return &e, nil
+}
+
+// Check tells why the event could not be decoded again. Every error wraps ErrInvalid.
+func (e *Event) Check() error {
+	if err := e.check(); err != nil {
+		return fmt.Errorf("%w %q: %w", ErrInvalid, e.ID, err)
+	}
+	return nil
 }
 
 func (e *Event) check() error {
