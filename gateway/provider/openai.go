@@ -2,6 +2,7 @@ package provider
 
 import (
 	"fmt"
+	"math"
 
 	"github.com/tidwall/gjson"
 	"github.com/tidwall/sjson"
@@ -30,7 +31,7 @@ func ParseOpenAI(endpoint Endpoint, body []byte) (*Request, error) {
 		if !found["input"].Exists() {
 			return nil, &RequestError{"input", "you must provide an input"}
 		}
-		r.Input = estimateInput(found["input"])
+		r.Input = max(1, estimateInput(found["input"]))
 		return r, nil
 	}
 	if err := r.readStream(found); err != nil {
@@ -70,10 +71,18 @@ func (r *Request) readStream(found map[string]gjson.Result) error {
 	return err
 }
 
-// readBound sets the most tokens that the answer can have. n and best_of multiply it.
+// maxChoices bounds how many answers one request may ask for.
+const maxChoices = 1000
+
+// readBound sets the most tokens that the answer can have. n and best_of multiply it, and so does each prompt of
+// completions.
 func (r *Request) readBound(found map[string]gjson.Result) error {
+	names, choices := []string{"max_completion_tokens", "max_tokens"}, int64(1)
+	if r.Endpoint == Completions {
+		names, choices = names[1:], prompts(found["prompt"]) // its provider does not know the other name
+	}
 	bound := int64(0)
-	for _, name := range []string{"max_completion_tokens", "max_tokens"} {
+	for _, name := range names {
 		n, _, err := count(found, name)
 		if err != nil {
 			return err
@@ -83,19 +92,36 @@ func (r *Request) readBound(found map[string]gjson.Result) error {
 	if bound == 0 {
 		bound = int64(DefaultOutput)
 	}
-	choices := int64(1)
+	each := int64(1)
 	for _, name := range []string{"n", "best_of"} {
-		n, ok, err := count(found, name)
+		n, _, err := count(found, name)
 		if err != nil {
 			return err
 		}
-		if ok && n > 1000 {
-			return &RequestError{name, fmt.Sprintf("%d is more than the 1000 choices that can be metered", n)}
+		if n > maxChoices {
+			return &RequestError{name, fmt.Sprintf("%d is more than the %d choices that can be metered", n, maxChoices)}
 		}
-		choices = max(choices, n)
+		each = max(each, n)
 	}
-	r.Output = ledger.Tokens(bound * choices)
+	if choices > maxChoices*maxChoices {
+		return &RequestError{"prompt", fmt.Sprintf("%d prompts are more than can be metered", choices)}
+	}
+	r.Output = ledger.Tokens(bound * choices * each)
 	return nil
+}
+
+// prompts counts the prompts of completions: a list of texts or of lists is as many, a text or a list of tokens is one.
+func prompts(prompt gjson.Result) int64 {
+	n := int64(0)
+	if prompt.IsArray() {
+		prompt.ForEach(func(_, item gjson.Result) bool {
+			if item.Type != gjson.Number {
+				n++
+			}
+			return true
+		})
+	}
+	return max(1, n)
 }
 
 // UpstreamBody is the body to send: the caller's bytes, with the provider's name for the model, and with a stream asked to
@@ -124,20 +150,33 @@ type Reading struct {
 
 // readOpenAIUsage reads a usage object of chat completions, completions or embeddings. OpenAI's prompt tokens contain the
 // cached and audio ones, its completion tokens the reasoning and audio ones. Parts that do not fit into their total, or a
-// total that is not their sum, make the reading inconsistent: the totals are then taken without parts.
+// total that is not their sum, make the reading inconsistent: the totals are then taken without parts, and the larger
+// reading counts. Where the totals themselves are no counts, nothing was said.
 func readOpenAIUsage(usage gjson.Result) Reading {
 	if !usage.IsObject() {
 		return Reading{}
 	}
 	prompt, completion := usage.Get("prompt_tokens"), usage.Get("completion_tokens")
-	if !prompt.Exists() && !completion.Exists() {
+	if !given(prompt) && !given(completion) {
 		return Reading{}
 	}
-	in, out := ledger.Tokens(prompt.Int()), ledger.Tokens(completion.Int())
-	cached := ledger.Tokens(usage.Get("prompt_tokens_details.cached_tokens").Int())
-	audioIn := ledger.Tokens(usage.Get("prompt_tokens_details.audio_tokens").Int())
-	reasoning := ledger.Tokens(usage.Get("completion_tokens_details.reasoning_tokens").Int())
-	audioOut := ledger.Tokens(usage.Get("completion_tokens_details.audio_tokens").Int())
+	in, inOK := tokenCount(prompt)
+	out, outOK := tokenCount(completion)
+	if !inOK || !outOK {
+		return Reading{}
+	}
+	consistent := true
+	part := func(path string) ledger.Tokens {
+		n, ok := tokenCount(usage.Get(path))
+		consistent = consistent && ok
+		return n
+	}
+	cached, audioIn := part("prompt_tokens_details.cached_tokens"), part("prompt_tokens_details.audio_tokens")
+	reasoning, audioOut := part("completion_tokens_details.reasoning_tokens"), part("completion_tokens_details.audio_tokens")
+	total := in + out
+	if told := usage.Get("total_tokens"); given(told) {
+		total = part("total_tokens")
+	}
 	r := Reading{
 		Usage: ledger.Usage{
 			Input: in - cached - audioIn, CachedInput: cached, InputAudio: audioIn,
@@ -145,13 +184,28 @@ func readOpenAIUsage(usage gjson.Result) Reading {
 		},
 		State: ledger.UsageReported,
 	}
-	total := usage.Get("total_tokens")
 	switch {
-	case r.Usage.Negative() || total.Exists() && ledger.Tokens(total.Int()) != in+out:
+	case !consistent || r.Usage.Negative() || total != in+out:
 		r.State = ledger.UsageInconsistent
-		r.Usage = ledger.Usage{Input: max(in, 0), Output: max(out, ledger.Tokens(total.Int())-in, 0)}
-	case r.Usage.Total() == 0:
+		r.Usage = ledger.Usage{Input: in, Output: max(out, total-in)}
+	case total == 0:
 		r.State = ledger.UsageReportedZero
 	}
 	return r
+}
+
+// maxTokens is above what any answer can have; sums of a few of it stay far from the end of int64.
+const maxTokens = 1e12
+
+func given(value gjson.Result) bool { return value.Exists() && value.Type != gjson.Null }
+
+// tokenCount reads a count; absent and null are 0. ok is false for what is no whole number from 0 to maxTokens.
+func tokenCount(value gjson.Result) (n ledger.Tokens, ok bool) {
+	if !given(value) {
+		return 0, true
+	}
+	if value.Type != gjson.Number || value.Num != math.Trunc(value.Num) || value.Num < 0 || value.Num > maxTokens {
+		return 0, false
+	}
+	return ledger.Tokens(value.Num), true
 }

@@ -43,7 +43,7 @@ func ReadAnswer(response *http.Response) ([]byte, Answer, error) {
 	}
 	body := buffer.Bytes()
 	answer := Answer{Finish: ledger.ReasonOK}
-	if gjson.ValidBytes(body) {
+	if !tooDeep(body) && gjson.ValidBytes(body) {
 		found := gjson.GetManyBytes(body, "usage", "model", "id")
 		answer.Reading = readOpenAIUsage(found[0])
 		answer.Model, answer.UpstreamID = found[1].Str, found[2].Str
@@ -114,6 +114,7 @@ func (s *stream) end(err error) (Answer, error) {
 // with. Events that follow each other go out in one write.
 func (s *stream) take(buffer []byte, last bool) int {
 	var from, at int // [from, at) is to be written
+	wrote := false
 	for at < len(buffer) {
 		size := eventSize(buffer[at:])
 		if size == 0 {
@@ -123,12 +124,12 @@ func (s *stream) take(buffer []byte, last bool) int {
 			size = len(buffer) - at
 		}
 		if s.meter(buffer[at:at+size]) && s.withhold {
-			s.write(buffer[from:at])
+			wrote = s.write(buffer[from:at]) || wrote
 			from = at + size
 		}
 		at += size
 	}
-	if s.write(buffer[from:at]) {
+	if s.write(buffer[from:at]) || wrote {
 		s.sink.Flush()
 	}
 	return at
@@ -192,7 +193,8 @@ func (s *stream) meter(event []byte) bool {
 	}
 	found := gjson.GetManyBytes(data, "usage", "choices.#")
 	reading := readOpenAIUsage(found[0])
-	if reading.State == "" {
+	// An event that was cut in the middle of a number reads as another one.
+	if reading.State == "" || tooDeep(data) || !gjson.ValidBytes(data) {
 		return false
 	}
 	s.answer.Reading = reading

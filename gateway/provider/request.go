@@ -1,8 +1,10 @@
 package provider
 
 import (
+	"bytes"
 	"fmt"
 	"math"
+	"strings"
 
 	"github.com/tidwall/gjson"
 
@@ -50,9 +52,42 @@ func (e *RequestError) Error() string {
 	return e.Param + ": " + e.Message
 }
 
+// maxNesting bounds how deep a body's values may stand in each other: parsers go down by recursion, and a body of nothing
+// but brackets would take the whole process's stack.
+const maxNesting = 1000
+
+// tooDeep reports whether brackets nest deeper than maxNesting. It counts them first, which is quick, and nearly always
+// enough.
+func tooDeep(body []byte) bool {
+	if bytes.Count(body, []byte{'['})+bytes.Count(body, []byte{'{'}) <= maxNesting {
+		return false
+	}
+	depth, inString := 0, false
+	for i := 0; i < len(body); i++ {
+		switch c := body[i]; {
+		case inString && c == '\\':
+			i++
+		case c == '"':
+			inString = !inString
+		case inString:
+		case c == '[' || c == '{':
+			if depth++; depth > maxNesting {
+				return true
+			}
+		case c == ']' || c == '}':
+			depth--
+		}
+	}
+	return false
+}
+
 // fields reads the top level of a JSON object. A field that stands twice is an error: which one counts differs from parser
-// to parser, and the gateway must not judge another request than the provider serves.
+// to parser, and the gateway must not judge another request than the provider serves. A name with escapes is an error too:
+// setting such a field would add a second one.
 func fields(body []byte) (map[string]gjson.Result, error) {
+	if tooDeep(body) {
+		return nil, &RequestError{"", fmt.Sprintf("the body nests deeper than %d levels", maxNesting)}
+	}
 	if !gjson.ValidBytes(body) {
 		return nil, &RequestError{"", "the body is not valid JSON"}
 	}
@@ -61,18 +96,19 @@ func fields(body []byte) (map[string]gjson.Result, error) {
 		return nil, &RequestError{"", "the body is not a JSON object"}
 	}
 	found := make(map[string]gjson.Result, 8)
-	var twice string
+	var bad *RequestError
 	root.ForEach(func(key, value gjson.Result) bool {
 		name := key.String()
-		if _, ok := found[name]; ok {
-			twice = name
-			return false
+		if strings.IndexByte(key.Raw, '\\') >= 0 {
+			bad = &RequestError{name, "the field's name must be written without escapes"}
+		} else if _, ok := found[name]; ok {
+			bad = &RequestError{name, "the field stands twice in the body"}
 		}
 		found[name] = value
-		return true
+		return bad == nil
 	})
-	if twice != "" {
-		return nil, &RequestError{twice, "the field stands twice in the body"}
+	if bad != nil {
+		return nil, bad
 	}
 	return found, nil
 }

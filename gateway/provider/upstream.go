@@ -97,14 +97,14 @@ var notForwarded = map[string]bool{
 	"Connection": true, "Keep-Alive": true, "Proxy-Authenticate": true, "Proxy-Authorization": true, "Proxy-Connection": true,
 	"Te": true, "Trailer": true, "Transfer-Encoding": true, "Upgrade": true,
 	"Authorization": true, "X-Api-Key": true, "Api-Key": true, "Cookie": true, "Host": true, "Content-Length": true,
-	"Accept-Encoding": true, "Expect": true,
+	"Accept-Encoding": true, "Expect": true, "Forwarded": true, "X-Real-Ip": true,
 	"Openai-Organization": true, "Openai-Project": true,
 }
 
 var notReturned = map[string]bool{
 	"Connection": true, "Keep-Alive": true, "Proxy-Authenticate": true, "Proxy-Connection": true, "Te": true, "Trailer": true,
 	"Transfer-Encoding": true, "Upgrade": true, "Content-Length": true, "Set-Cookie": true,
-	"Openai-Organization": true, "Openai-Project": true,
+	"Openai-Organization": true, "Openai-Project": true, "Ratelimit": true, "Ratelimit-Policy": true,
 }
 
 // ForwardHeader is the header to send upstream for a caller's request.
@@ -127,11 +127,11 @@ func ForwardHeader(from http.Header) http.Header {
 }
 
 // ReturnHeader copies a provider's header to the caller's answer. The provider's own rate limits stay here: they are the
-// gateway's, not the caller's.
+// gateway's, not the caller's. What the gateway says in its own name, no provider can say.
 func ReturnHeader(to, from http.Header) {
 	named := connectionNamed(from)
 	for name, values := range from {
-		if notReturned[name] || named[name] || strings.HasPrefix(name, "X-Ratelimit-") {
+		if notReturned[name] || named[name] || strings.HasPrefix(name, "X-Ratelimit-") || strings.HasPrefix(name, "X-Tollgate-") {
 			continue
 		}
 		to[name] = values

@@ -1,0 +1,216 @@
+package provider
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"tollgate/ledger"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func TestParseOpenAIRefuses(t *testing.T) {
+	t.Parallel()
+	const chat = `{"model":"m","messages":[],`
+	for name, c := range map[string]struct {
+		endpoint             Endpoint
+		body, param, message string
+	}{
+		"empty":                 {Chat, ``, "", "not valid JSON"},
+		"cut":                   {Chat, `{"model":"m"`, "", "not valid JSON"},
+		"two values":            {Chat, `{} {}`, "", "not valid JSON"},
+		"list":                  {Chat, `[]`, "", "not a JSON object"},
+		"text":                  {Chat, `"model"`, "", "not a JSON object"},
+		"no model":              {Chat, `{"messages":[]}`, "model", "must provide a model"},
+		"null model":            {Chat, `{"model":null,"messages":[]}`, "model", "must provide a model"},
+		"empty model":           {Chat, `{"model":"","messages":[]}`, "model", "must provide a model"},
+		"model is a number":     {Chat, `{"model":4,"messages":[]}`, "model", "must be a string, not 4"},
+		"user is an object":     {Chat, chat + `"user":{}}`, "user", "must be a string"},
+		"no messages":           {Chat, `{"model":"m"}`, "messages", "list of messages"},
+		"messages is text":      {Chat, `{"model":"m","messages":"hi"}`, "messages", "list of messages"},
+		"stream is text":        {Chat, chat + `"stream":"yes"}`, "stream", "must be true or false"},
+		"options are a list":    {Chat, chat + `"stream_options":[]}`, "stream_options", "must be an object"},
+		"include_usage is 1":    {Chat, chat + `"stream_options":{"include_usage":1}}`, "include_usage", "must be true or false"},
+		"include_usage twice":   {Chat, chat + `"stream_options":{"include_usage":true,"include_usage":false}}`, "include_usage", "twice"},
+		"model twice":           {Chat, `{"model":"cheap","messages":[],"model":"dear"}`, "model", "twice"},
+		"unknown field twice":   {Chat, chat + `"seed":1,"seed":2}`, "seed", "twice"},
+		"escaped name":          {Chat, chat + `"max_token\u0073":9}`, "max_tokens", "without escapes"},
+		"escaped twice":         {Chat, chat + `"n":1,"\u006e":9}`, "n", "without escapes"},
+		"escaped option":        {Chat, chat + `"stream_options":{"include_u\u0073age":true}}`, "include_usage", "without escapes"},
+		"max_tokens 0":          {Chat, chat + `"max_tokens":0}`, "max_tokens", "whole number from 1"},
+		"max_tokens -1":         {Chat, chat + `"max_tokens":-1}`, "max_tokens", "whole number from 1"},
+		"max_tokens 1.5":        {Chat, chat + `"max_tokens":1.5}`, "max_tokens", "not 1.5"},
+		"max_tokens text":       {Chat, chat + `"max_tokens":"9"}`, "max_tokens", "whole number"},
+		"max_tokens 1e400":      {Chat, chat + `"max_tokens":1e400}`, "max_tokens", "not 1e400"},
+		"max_tokens 2^64":       {Chat, chat + `"max_tokens":18446744073709551617}`, "max_tokens", "not 18446744073709551617"},
+		"max_completion_tokens": {Chat, chat + `"max_completion_tokens":1000000001}`, "max_completion_tokens", "1000000000"},
+		"n 0":                   {Chat, chat + `"n":0}`, "n", "whole number"},
+		"n 1001":                {Chat, chat + `"n":1001}`, "n", "1000 choices"},
+		"best_of 1001":          {Completions, `{"model":"m","prompt":"x","best_of":1001}`, "best_of", "1000 choices"},
+		"no input":              {Embeddings, `{"model":"m"}`, "input", "must provide an input"},
+		"nested":                {Chat, chat + `"x":` + strings.Repeat("[", maxNesting) + strings.Repeat("]", maxNesting) + `}`, "", "nests deeper"},
+		"a stack of brackets":   {Chat, strings.Repeat("[", 32<<20), "", "nests deeper"},
+		"a stack of objects":    {Chat, strings.Repeat(`{"a":`, 6<<20), "", "nests deeper"},
+		"too many prompts":      {Completions, `{"model":"m","prompt":[` + strings.Repeat(`"",`, 1_000_000) + `""]}`, "prompt", "more than can be metered"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			_, err := ParseOpenAI(c.endpoint, []byte(c.body))
+			var bad *RequestError
+			require.ErrorAs(t, err, &bad)
+			require.Equal(t, c.param, bad.Param)
+			require.Contains(t, bad.Message, c.message)
+			require.Less(t, len(bad.Error()), 200, "a caller's text is not told back at length")
+		})
+	}
+}
+
+func TestParseOpenAIReads(t *testing.T) {
+	t.Parallel()
+	const chat = `{"model":"m","messages":[]`
+	for name, c := range map[string]struct {
+		endpoint Endpoint
+		body     string
+		want     Request
+	}{
+		"least":                {Chat, chat + `}`, Request{Output: DefaultOutput, Input: 4}},
+		"user":                 {Chat, chat + `,"user":"u\u00e9"}`, Request{User: "ué", Output: DefaultOutput, Input: 4}},
+		"nulls":                {Chat, chat + `,"user":null,"stream":null,"stream_options":null,"n":null,"max_tokens":null}`, Request{Output: DefaultOutput, Input: 4}},
+		"stream":               {Chat, chat + `,"stream":true}`, Request{Stream: true, Output: DefaultOutput, Input: 4}},
+		"usage not asked":      {Chat, chat + `,"stream":true,"stream_options":{"include_usage":false}}`, Request{Stream: true, Output: DefaultOutput, Input: 4}},
+		"usage asked":          {Chat, chat + `,"stream":true,"stream_options":{"x":1,"include_usage":true}}`, Request{Stream: true, UsageAsked: true, Output: DefaultOutput, Input: 4}},
+		"bound":                {Chat, chat + `,"max_tokens":7}`, Request{Output: 7, Input: 4}},
+		"larger bound counts":  {Chat, chat + `,"max_tokens":7,"max_completion_tokens":9}`, Request{Output: 9, Input: 4}},
+		"whole float":          {Chat, chat + `,"max_tokens":7.0,"n":2e0}`, Request{Output: 14, Input: 4}},
+		"most":                 {Chat, chat + `,"max_tokens":1000000000,"n":1000}`, Request{Output: 1e12, Input: 4}},
+		"n of no bound":        {Chat, chat + `,"n":3}`, Request{Output: 3 * DefaultOutput, Input: 4}},
+		"completions":          {Completions, `{"model":"m","prompt":"abcd","max_tokens":5,"n":2,"best_of":3}`, Request{Output: 15, Input: 2}},
+		"no prompt":            {Completions, `{"model":"m","max_tokens":5}`, Request{Output: 5, Input: 1}},
+		"foreign bound":        {Completions, `{"model":"m","prompt":"abcd","max_completion_tokens":5}`, Request{Output: DefaultOutput, Input: 2}},
+		"every prompt answers": {Completions, `{"model":"m","prompt":["abcd","abcd"],"max_tokens":5,"n":3}`, Request{Output: 30, Input: 4}},
+		"token prompt":         {Completions, `{"model":"m","prompt":[1,2,3],"max_tokens":5}`, Request{Output: 5, Input: 3}},
+		"token prompts":        {Completions, `{"model":"m","prompt":[[1,2],[3]],"max_tokens":5}`, Request{Output: 10, Input: 3}},
+		"embeddings":           {Embeddings, `{"model":"m","input":["abcd","abcd"]}`, Request{Input: 4}},
+		"embeddings of tokens": {Embeddings, `{"model":"m","input":[[1,2,3],[4]]}`, Request{Input: 4}},
+		"embeddings of none":   {Embeddings, `{"model":"m","input":[]}`, Request{Input: 1}},
+		"not nested":           {Chat, chat + `,"x":"` + strings.Repeat(`[{\"`, 2*maxNesting) + `"}`, Request{Output: DefaultOutput, Input: 4}},
+		"many brackets":        {Chat, chat + `,"x":[` + strings.Repeat(`[],`, 2*maxNesting) + `[]]}`, Request{Output: DefaultOutput, Input: 4}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			got, err := ParseOpenAI(c.endpoint, []byte(c.body))
+			require.NoError(t, err)
+			c.want.Model, c.want.Endpoint, c.want.body = "m", c.endpoint, []byte(c.body)
+			require.Equal(t, c.want, *got)
+		})
+	}
+}
+
+func TestEstimate(t *testing.T) {
+	t.Parallel()
+	estimate := func(messages string, more string) ledger.Tokens {
+		r, err := ParseOpenAI(Chat, []byte(`{"model":"m","messages":`+messages+more+`}`))
+		require.NoError(t, err)
+		return r.Input
+	}
+	user := func(content string) string { return `[{"role":"user","content":` + content + `}]` }
+	base := estimate(user(`""`), "")
+	require.Equal(t, ledger.Tokens(8), base)
+	require.GreaterOrEqual(t, estimate(user(`"`+strings.Repeat("word ", 1000)+`"`), ""), ledger.Tokens(1000))
+	require.GreaterOrEqual(t, estimate(user(`"`+strings.Repeat("漢", 1000)+`"`), ""), ledger.Tokens(1000))
+	require.GreaterOrEqual(t, estimate(user(`"`+strings.Repeat("🙂", 1000)+`"`), ""), ledger.Tokens(1000))
+	require.Equal(t, estimate(user(`"漢字"`), ""), estimate(user(`"\u6f22\u5b57"`), ""), "escapes count as what they stand for")
+	require.GreaterOrEqual(t, estimate(user(`[{"type":"image_url","image_url":{"url":"data:`+strings.Repeat("A", 1e6)+`"}},{"type":"text","text":"what?"}]`), ""), imageTokens+base)
+	require.Less(t, estimate(user(`[{"type":"image_url","image_url":{"url":"data:`+strings.Repeat("A", 1e6)+`"}}]`), ""), ledger.Tokens(2*imageTokens), "an image is no text")
+	require.Greater(t, estimate(user(`[{"type":"input_audio","input_audio":{"data":"`+strings.Repeat("A", 1000)+`"}}]`), ""), base+200)
+	require.Greater(t, estimate(user(`[{"type":"refusal","refusal":"`+strings.Repeat("no ", 100)+`"}]`), ""), base+40)
+	tool := `,"tools":[{"type":"function","function":{"name":"f","parameters":{"type":"object"}}}]`
+	require.Greater(t, estimate(user(`""`), tool), base+10)
+	require.Greater(t, estimate(`[{"role":"assistant","content":null,"tool_calls":[{"id":"1","function":{"name":"f","arguments":"{}"}}]}]`, ""), base)
+	require.Equal(t, ledger.Tokens(1), estimateInput(parsed(`""`)))
+	require.Equal(t, ledger.Tokens(1), estimateInput(parsed(`7`)))
+}
+
+func TestUpstreamBody(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct{ body, model, want string }{
+		"unchanged":        {"{ \"model\":\"m\",\n \"messages\" : [] , \"x\":1.0}\n", "m", "{ \"model\":\"m\",\n \"messages\" : [] , \"x\":1.0}\n"},
+		"alias":            {`{"a":[1, 2],"model" : "m","messages":[]}`, "real/name-1", `{"a":[1, 2],"model" : "real/name-1","messages":[]}`},
+		"alias escaped":    {`{"model":"m","messages":[]}`, `a"b`, `{"model":"a\"b","messages":[]}`},
+		"usage added":      {`{"model":"m","messages":[],"stream":true}`, "m", `{"model":"m","messages":[],"stream":true,"stream_options":{"include_usage":true}}`},
+		"usage asked":      {`{"model":"m","messages":[],"stream":true,"stream_options":{"include_usage":true}}`, "m", `{"model":"m","messages":[],"stream":true,"stream_options":{"include_usage":true}}`},
+		"usage refused":    {`{"model":"m","messages":[],"stream":true,"stream_options":{"include_usage":false}}`, "m", `{"model":"m","messages":[],"stream":true,"stream_options":{"include_usage":true}}`},
+		"usage null":       {`{"model":"m","messages":[],"stream":true,"stream_options":{"include_usage":null,"y":2}}`, "m", `{"model":"m","messages":[],"stream":true,"stream_options":{"include_usage":true,"y":2}}`},
+		"options empty":    {`{"model":"m","messages":[],"stream":true,"stream_options":{}}`, "m", `{"model":"m","messages":[],"stream":true,"stream_options":{"include_usage":true}}`},
+		"options null":     {`{"model":"m","messages":[],"stream":true,"stream_options":null}`, "m", `{"model":"m","messages":[],"stream":true,"stream_options":{"include_usage":true}}`},
+		"plain stays":      {`{"model":"m","messages":[],"stream":false,"stream_options":{"include_usage":false}}`, "m", `{"model":"m","messages":[],"stream":false,"stream_options":{"include_usage":false}}`},
+		"not in a message": {`{"messages":[{"model":"x","stream_options":1}],"stream":true,"model":"m"}`, "r", `{"messages":[{"model":"x","stream_options":1}],"stream":true,"model":"r","stream_options":{"include_usage":true}}`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r, err := ParseOpenAI(Chat, []byte(c.body))
+			require.NoError(t, err)
+			got, err := r.UpstreamBody(c.model)
+			require.NoError(t, err)
+			require.Equal(t, c.want, string(got))
+			require.Equal(t, c.body, string(r.body), "what was parsed stays")
+		})
+	}
+}
+
+// Whatever is accepted has amounts above zero and becomes a body that says the same, but for model and usage.
+func FuzzParseOpenAI(f *testing.F) {
+	f.Add([]byte(`{"model":"m","messages":[{"role":"user","content":"hi"}],"stream":true}`), uint8(0))
+	f.Add([]byte(`{"model":"m","prompt":["a",[1,2]],"n":3,"best_of":4,"max_tokens":1e3}`), uint8(1))
+	f.Add([]byte(`{"model":"m","input":[[1],[]]}`), uint8(2))
+	f.Add([]byte(`{"model":"m","messages":[],"stream":true,"stream_options":{"include_usage":null}}`), uint8(0))
+	f.Fuzz(func(t *testing.T, body []byte, kind uint8) {
+		endpoint := []Endpoint{Chat, Completions, Embeddings}[kind%3]
+		r, err := ParseOpenAI(endpoint, body)
+		if err != nil {
+			var bad *RequestError
+			require.ErrorAs(t, err, &bad)
+			return
+		}
+		require.Positive(t, r.Input)
+		require.GreaterOrEqual(t, r.Output, ledger.Tokens(0))
+		require.Equal(t, endpoint == Embeddings, r.Output == 0)
+		sent, err := r.UpstreamBody("other")
+		require.NoError(t, err)
+		var before, after map[string]any
+		if json.Unmarshal(body, &before) != nil {
+			return // numbers that this decoder does not take
+		}
+		require.NoError(t, json.Unmarshal(sent, &after))
+		require.Equal(t, "other", after["model"])
+		if options, ok := after["stream_options"].(map[string]any); r.Stream {
+			require.True(t, ok)
+			require.Equal(t, true, options["include_usage"])
+		}
+		for _, name := range []string{"model", "stream_options"} {
+			delete(before, name)
+			delete(after, name)
+		}
+		require.Equal(t, before, after)
+	})
+}
+
+func BenchmarkParseOpenAI(b *testing.B) {
+	body := []byte(`{"model":"gpt-4o-mini","messages":[{"role":"system","content":"You are helpful."},{"role":"user","content":"` +
+		strings.Repeat("Tell me about limits. ", 40) + `"}],"max_tokens":100,"stream":true}`)
+	b.ReportAllocs()
+	b.SetBytes(int64(len(body)))
+	for b.Loop() {
+		r, err := ParseOpenAI(Chat, body)
+		if err != nil {
+			b.Fatal(err)
+		}
+		if _, err := r.UpstreamBody("gpt-4o-mini"); err != nil {
+			b.Fatal(err)
+		}
+	}
+}

@@ -1,0 +1,90 @@
+package provider
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"github.com/tidwall/gjson"
+
+	"tollgate/ledger"
+)
+
+func parsed(text string) gjson.Result { return gjson.Parse(text) }
+
+func TestReadOpenAIUsage(t *testing.T) {
+	t.Parallel()
+	reported := func(u ledger.Usage) Reading { return Reading{u, ledger.UsageReported} }
+	inconsistent := func(in, out ledger.Tokens) Reading {
+		return Reading{ledger.Usage{Input: in, Output: out}, ledger.UsageInconsistent}
+	}
+	for name, c := range map[string]struct {
+		text string
+		want Reading
+	}{
+		"plain":                   {`{"prompt_tokens":10,"completion_tokens":5,"total_tokens":15}`, reported(ledger.Usage{Input: 10, Output: 5})},
+		"no total":                {`{"prompt_tokens":10,"completion_tokens":5}`, reported(ledger.Usage{Input: 10, Output: 5})},
+		"null total":              {`{"prompt_tokens":10,"completion_tokens":5,"total_tokens":null}`, reported(ledger.Usage{Input: 10, Output: 5})},
+		"embeddings":              {`{"prompt_tokens":10,"total_tokens":10}`, reported(ledger.Usage{Input: 10})},
+		"null completion":         {`{"prompt_tokens":10,"completion_tokens":null}`, reported(ledger.Usage{Input: 10})},
+		"cached":                  {`{"prompt_tokens":10,"completion_tokens":5,"prompt_tokens_details":{"cached_tokens":4}}`, reported(ledger.Usage{Input: 6, CachedInput: 4, Output: 5})},
+		"all cached":              {`{"prompt_tokens":10,"completion_tokens":5,"prompt_tokens_details":{"cached_tokens":10}}`, reported(ledger.Usage{CachedInput: 10, Output: 5})},
+		"every part":              {`{"prompt_tokens":10,"completion_tokens":9,"prompt_tokens_details":{"cached_tokens":4,"audio_tokens":1},"completion_tokens_details":{"reasoning_tokens":3,"audio_tokens":2}}`, reported(ledger.Usage{Input: 5, CachedInput: 4, InputAudio: 1, Output: 4, Reasoning: 3, OutputAudio: 2})},
+		"null details":            {`{"prompt_tokens":10,"completion_tokens":9,"prompt_tokens_details":null,"completion_tokens_details":{"reasoning_tokens":null}}`, reported(ledger.Usage{Input: 10, Output: 9})},
+		"whole float":             {`{"prompt_tokens":10.0,"completion_tokens":1e1}`, reported(ledger.Usage{Input: 10, Output: 10})},
+		"zero":                    {`{"prompt_tokens":0,"completion_tokens":0,"total_tokens":0}`, Reading{State: ledger.UsageReportedZero}},
+		"largest":                 {`{"prompt_tokens":1000000000000,"completion_tokens":0}`, reported(ledger.Usage{Input: 1e12})},
+		"too many cached":         {`{"prompt_tokens":10,"completion_tokens":5,"prompt_tokens_details":{"cached_tokens":11}}`, inconsistent(10, 5)},
+		"too much reasoning":      {`{"prompt_tokens":10,"completion_tokens":5,"completion_tokens_details":{"reasoning_tokens":6}}`, inconsistent(10, 5)},
+		"negative part":           {`{"prompt_tokens":10,"completion_tokens":5,"prompt_tokens_details":{"cached_tokens":-4}}`, inconsistent(10, 5)},
+		"part is text":            {`{"prompt_tokens":10,"completion_tokens":5,"prompt_tokens_details":{"cached_tokens":"4"}}`, inconsistent(10, 5)},
+		"larger total counts":     {`{"prompt_tokens":10,"completion_tokens":5,"total_tokens":40}`, inconsistent(10, 30)},
+		"smaller total does not":  {`{"prompt_tokens":10,"completion_tokens":5,"total_tokens":4}`, inconsistent(10, 5)},
+		"total is no count":       {`{"prompt_tokens":10,"completion_tokens":5,"total_tokens":-9223372036854775808}`, inconsistent(10, 5)},
+		"total is huge":           {`{"prompt_tokens":10,"completion_tokens":5,"total_tokens":9223372036854775807}`, inconsistent(10, 5)},
+		"total without its parts": {`{"prompt_tokens":0,"completion_tokens":0,"total_tokens":9}`, inconsistent(0, 9)},
+		"absent":                  {``, Reading{}},
+		"null":                    {`null`, Reading{}},
+		"text":                    {`"12"`, Reading{}},
+		"list":                    {`[1]`, Reading{}},
+		"empty":                   {`{}`, Reading{}},
+		"total alone":             {`{"total_tokens":9}`, Reading{}},
+		"nulls":                   {`{"prompt_tokens":null,"completion_tokens":null}`, Reading{}},
+		"negative":                {`{"prompt_tokens":-1,"completion_tokens":5,"total_tokens":4}`, Reading{}},
+		"smallest":                {`{"prompt_tokens":-9223372036854775808,"completion_tokens":5,"total_tokens":-1}`, Reading{}},
+		"fraction":                {`{"prompt_tokens":1.5,"completion_tokens":5}`, Reading{}},
+		"infinite":                {`{"prompt_tokens":1e400,"completion_tokens":5}`, Reading{}},
+		"huge":                    {`{"prompt_tokens":5,"completion_tokens":9223372036854775807}`, Reading{}},
+		"count is text":           {`{"prompt_tokens":"5","completion_tokens":5}`, Reading{}},
+		"count is true":           {`{"prompt_tokens":true,"completion_tokens":5}`, Reading{}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			require.Equal(t, c.want, readOpenAIUsage(parsed(c.text)))
+		})
+	}
+}
+
+// No usage is ever negative or beyond what can be summed, and parts always sum to what was told.
+func FuzzReadOpenAIUsage(f *testing.F) {
+	f.Add(`{"prompt_tokens":10,"completion_tokens":9,"total_tokens":19,"prompt_tokens_details":{"cached_tokens":4,"audio_tokens":1},"completion_tokens_details":{"reasoning_tokens":3}}`)
+	f.Add(`{"prompt_tokens":1e400,"completion_tokens":-1}`)
+	f.Add(`{"prompt_tokens":"1","total_tokens":9e99}`)
+	f.Fuzz(func(t *testing.T, text string) {
+		if !gjson.Valid(text) {
+			return
+		}
+		r := readOpenAIUsage(parsed(text))
+		require.False(t, r.Usage.Negative())
+		require.LessOrEqual(t, r.Usage.Total(), ledger.Tokens(2*maxTokens))
+		switch r.State {
+		case "", ledger.UsageReportedZero:
+			require.Zero(t, r.Usage.Total())
+		case ledger.UsageReported:
+			in, out := parsed(text).Get("prompt_tokens").Int(), parsed(text).Get("completion_tokens").Int()
+			require.Equal(t, in+out, int64(r.Usage.Total()))
+		case ledger.UsageInconsistent:
+		default:
+			t.Fatalf("state %q", r.State)
+		}
+	})
+}
