@@ -16,7 +16,7 @@ import (
 func benchCall() *ReserveCall {
 	c := &ReserveCall{
 		App: "a", Generation: generation, TTL: time.Minute, Need: ledger.Amounts{Requests: 1, Tokens: 900, NanoUSD: 150_000},
-		Rates: []Rate{{requestLog, 100, time.Second, 0}, {tokenLog, 100_000, time.Second, 0}},
+		Rates: []Rate{{requestLog, 100, time.Minute, 0}, {tokenLog, 100_000, time.Minute, 0}},
 	}
 	now := time.Now()
 	for _, tier := range []ledger.Tier{ledger.TierPlatform, ledger.TierApp, ledger.TierKey, ledger.TierUser} {
@@ -34,10 +34,15 @@ func benchCall() *ReserveCall {
 // nothing.
 func BenchmarkReserve(b *testing.B) {
 	for name, change := range map[string]func(*ReserveCall){
-		"allowed":         func(c *ReserveCall) { c.Rates[0].Amount, c.Rates[1].Amount = 1<<40, 1<<40 },
+		"allowed": func(c *ReserveCall) {
+			// Entries leave the logs as fast as new ones come, so they stay as long as with their limit.
+			for i := range c.Rates {
+				c.Rates[i].Amount, c.Rates[i].Window = 1<<40, 20*time.Millisecond
+			}
+		},
 		"allowed/budgets": func(c *ReserveCall) { c.Rates = nil },
 		"refused/budget":  func(c *ReserveCall) { c.Budgets[7].Limit = 0 },
-		"refused/log":     func(c *ReserveCall) { c.Rates[1].Amount = 899 },
+		"refused/log":     func(c *ReserveCall) { c.Rates[1].Amount = 90_899 },
 	} {
 		b.Run(name, func(b *testing.B) {
 			s := connectStore(b, stack.NewRedis(b).URL(0)).open("a")
@@ -49,7 +54,6 @@ func BenchmarkReserve(b *testing.B) {
 				require.Equal(b, StatusAllowed, s.reserve(c).Status)
 			}
 			c := benchCall()
-			// Entries leave the logs at the pace of a busy app, so they stay about as long as with their limit.
 			change(c)
 			want := StatusAllowed
 			if strings.HasPrefix(name, "refused") {

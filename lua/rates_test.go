@@ -72,6 +72,36 @@ func requireBucketBound(t *testing.T, rate Rate, admitted []admission, now time.
 	require.LessOrEqual(t, big.NewRat(inside, 1).Cmp(bound), 0, "%d in %s, bound %s", inside, length, bound.FloatString(3))
 }
 
+// An entry leaves a log exactly one window after it came: among entries at every microsecond, the figure tells where the edge
+// was.
+func TestTheEdgeOfALogIsExact(t *testing.T) {
+	t.Parallel()
+	for _, identity := range []ledger.Rate{requestLog, tokenLog} {
+		s := newStore(t).open("a")
+		const length = 100_000
+		first := time.Now().UnixMicro()
+		require.NoError(t, s.redis.Eval(t.Context(), `
+			for i = 0, ARGV[2] - 1 do redis.call('ZADD', KEYS[1], ARGV[1] + i, i .. ':1') end
+			redis.call('SET', KEYS[2], ARGV[2])
+			return 1`, append(rateKeys("a", &identity), "unused")[:2], first, length).Err())
+		c := &ReserveCall{App: "a", Generation: generation, TTL: time.Minute, Need: ledger.Amounts{Requests: 1, Tokens: 1}}
+		for hits, i := 0, 0; hits < 5; i++ {
+			now, err := s.redis.Time(t.Context()).Result()
+			require.NoError(t, err)
+			window := now.Sub(time.UnixMicro(first + length/4))
+			c.ID, c.Rates = fmt.Sprint(i), []Rate{{identity, 0, window, 0}}
+			d := s.reserve(c)
+			require.Equal(t, StatusRefused, d.Status)
+			gone := d.Now.Add(-window).UnixMicro() - first + 1
+			if gone > 0 && gone < length {
+				require.Equal(t, length-gone, d.Rates[0].Used)
+				hits++
+			}
+			require.Less(t, i, 100)
+		}
+	}
+}
+
 // A wait is a promise: at its end the same request fits, a microsecond before it did not.
 func TestWaitIsKept(t *testing.T) {
 	t.Parallel()
@@ -125,7 +155,7 @@ func TestWaitOfALongLogIsBounded(t *testing.T) {
 		d := s.reserve(c)
 		require.Equal(t, want.Add(time.Minute), d.Now.Add(d.Rates[0].Wait))
 	}
-	c.Need.Tokens = 1100
+	c.Need.Tokens = 1200
 	require.Equal(t, time.Minute, s.reserve(c).Rates[0].Wait)
 }
 

@@ -3,6 +3,7 @@ package lua
 import (
 	"context"
 	"fmt"
+	"math/bits"
 	"time"
 
 	"tollgate/ledger"
@@ -139,15 +140,22 @@ func sharedFlag(t ledger.Tier) int {
 }
 
 // bucketScale gives a bucket's arithmetic in whole ticks: one unit is perUnit ticks, one microsecond drains drain ticks, so
-// amount units drain in exactly one window. Where ticks of a full bucket would pass 2^52 they are made coarser, the unit
-// rounded up and the drain down: such a bucket refills slightly too slowly, never too fast.
+// amount units drain in exactly one window. Where the ticks of a full bucket would pass 2^52 they are made coarser and the
+// unit rounded up: such a bucket refills too slowly by less than one part in perUnit, never too fast.
 func bucketScale(amount int64, window time.Duration, burst int64) (perUnit, drain int64) {
 	perUnit, drain = window.Microseconds(), amount
 	if d := gcd(perUnit, drain); d > 1 {
 		perUnit, drain = perUnit/d, drain/d
 	}
+	whole, full := uint64(perUnit), uint64(drain)
 	for perUnit > most/(burst+1) && drain > 1 {
-		perUnit, drain = (perUnit+1)/2, drain/2
+		drain /= 2
+		hi, lo := bits.Mul64(whole, uint64(drain))
+		quotient, rest := bits.Div64(hi, lo, full)
+		perUnit = int64(quotient)
+		if rest > 0 {
+			perUnit++
+		}
 	}
 	return perUnit, drain
 }

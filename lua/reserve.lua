@@ -11,7 +11,7 @@
 --                   bucket: ticks a unit, ticks a microsecond, capacity (units); log: limit (units), window (us), 0.
 -- Reply: status, now (us), then for each budget: fits (0, 1), used, held (decimal strings, before this request);
 --        for each rate: fits, used (units), wait until it would fit (us), time until idle again (us). A wait is exact for
---        buckets and for logs of requests; of a log of tokens it is at most the window when 1000 entries are not enough, and
+--        buckets and for logs of requests; of a log of tokens it is the whole window when 1000 entries are not enough, and
 --        it means nothing where the need alone is more than the limit.
 --        status 1 allowed, 0 refused, 2 the mark is missing or of another generation, 3 a window is over or not yet begun,
 --        4 the reservation has ended, 5 it is already held. For 2 to 5 no figures follow.
@@ -136,21 +136,27 @@ end
 
 -- How long until enough of the oldest entries have left the window for need to fit.
 local function wait_log(rate, cutoff, excess)
+  if rate.need > rate.a then
+    return rate.b
+  end
   if rate.unit == 1 then
     local e = redis.call('ZRANGEBYSCORE', KEYS[rate.key], '(' .. cutoff, '+inf', 'WITHSCORES', 'LIMIT', excess - 1, 1)
     return e[2] and tonumber(e[2]) + rate.b - now or rate.b
   end
-  for offset = 0, 900, 100 do
-    local e = redis.call('ZRANGEBYSCORE', KEYS[rate.key], '(' .. cutoff, '+inf', 'WITHSCORES', 'LIMIT', offset, 100)
+  -- One request's worth is often the first entry or two, so the first look is short.
+  local offset, batch = 0, 4
+  while offset < 1000 do
+    local e = redis.call('ZRANGEBYSCORE', KEYS[rate.key], '(' .. cutoff, '+inf', 'WITHSCORES', 'LIMIT', offset, batch)
     for i = 1, #e, 2 do
       excess = excess - tonumber(string.match(e[i], ':(%d+)$'))
       if excess <= 0 then
         return tonumber(e[i + 1]) + rate.b - now
       end
     end
-    if #e < 200 then
+    if #e < 2 * batch then
       break
     end
+    offset, batch = offset + batch, math.min(4 * batch, 256)
   end
   return rate.b
 end
@@ -165,6 +171,7 @@ local function judge_log(rate)
   local used
   if rate.unit == 1 then
     used = redis.call('ZCOUNT', KEYS[rate.key], '(' .. cutoff, '+inf')
+    rate.trim = true
   else
     local sum = redis.call('GET', KEYS[rate.key + 1])
     used = tonumber(sum or '0')
@@ -173,6 +180,7 @@ local function judge_log(rate)
     for i = 1, sum and #left or 0 do
       used = used - tonumber(string.match(left[i], ':(%d+)$'))
     end
+    rate.trim = #left > 0
   end
   rate.cutoff, rate.sum = cutoff, used + rate.need
   local excess = used + rate.need - limit
@@ -234,9 +242,8 @@ local held_fields = {'held_requests', 'held_tokens', 'held_nanousd'}
 for i = 1, n_counters do
   local key, c, window = KEYS[first_counter + i], counters[i], windows[i]
   if not window.wide then
-    redis.call('HSET', key, held_fields[1], string.format('%.0f', tonumber(c[4]) + tonumber(need[1])),
-      held_fields[2], string.format('%.0f', tonumber(c[5]) + tonumber(need[2])),
-      held_fields[3], string.format('%.0f', tonumber(c[6]) + tonumber(need[3])))
+    -- A number handed to Redis is written with 17 digits, so below 10^16 it is exact.
+    redis.call('HSET', key, held_fields[1], c[4] + need[1], held_fields[2], c[5] + need[2], held_fields[3], c[6] + need[3])
   else
     for f = 1, 3 do
       redis.call('HINCRBY', key, held_fields[f], need[f])
@@ -256,7 +263,9 @@ for _, rate in ipairs(rates) do
       'PX', string.format('%.0f', math.ceil(rate.debt / rate.b / 1000) + 1000 + ttl))
   else
     local log, ttl_ms = KEYS[rate.key], math.ceil(rate.b / 1000) + 1000
-    redis.call('ZREMRANGEBYSCORE', log, '-inf', rate.cutoff)
+    if rate.trim then
+      redis.call('ZREMRANGEBYSCORE', log, '-inf', rate.cutoff)
+    end
     redis.call('ZADD', log, string.format('%.0f', now), id .. ':' .. string.format('%.0f', rate.need))
     -- The sum expires before the entries: a sum that outlived them would count what has left the window.
     redis.call('PEXPIRE', log, string.format('%.0f', ttl_ms + 1000))

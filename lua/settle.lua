@@ -46,8 +46,10 @@ local function change_held(counter, sign, amounts)
   for f = 1, 3 do
     if #amounts[f] <= 13 and #counter.held[f] <= 15 then
       counter.change[f] = counter.change[f] + sign * tonumber(amounts[f])
-    elseif amounts[f] ~= '0' then
-      redis.call('HINCRBY', counter.key, held_fields[f], (sign < 0 and '-' or '') .. amounts[f])
+    else
+      if amounts[f] ~= '0' then
+        redis.call('HINCRBY', counter.key, held_fields[f], (sign < 0 and '-' or '') .. amounts[f])
+      end
       counter.direct = true
     end
     counter.touched = true

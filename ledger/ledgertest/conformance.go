@@ -120,6 +120,7 @@ var scenarios = map[string]func(t *testing.T, d *desk){
 		newer, older := ledger.Amounts{Requests: 2, Tokens: 2, NanoUSD: 2}, ledger.Amounts{Requests: 1, Tokens: 1, NanoUSD: 1}
 		d.Settle(Settlement{App: "a", Rows: rows(2, newer)})
 		d.Settle(Settlement{App: "a", Rows: rows(1, older)})
+		d.Settle(Settlement{App: "a", Rows: rows(2, older)})
 		require.Equal(t, newer, d.Counters()[IDOf("a", appTotal)].Used)
 	},
 	"one batch registers and ends": func(t *testing.T, d *desk) {
@@ -128,6 +129,36 @@ var scenarios = map[string]func(t *testing.T, d *desk){
 		require.Equal(t, Settled{Applied: true, Registered: 1, Ended: 1},
 			d.Settle(Settlement{App: "a", Opens: []Open{c.opened()}, Endings: []Ending{c.ended(c.Need)}}))
 		require.Empty(t, d.Counters())
+	},
+	"one batch ends the same reservation twice": func(t *testing.T, d *desk) {
+		d.open()
+		c, other := d.call(), d.call()
+		require.Equal(t, Allowed, d.Reserve(c).Outcome)
+		require.Equal(t, Allowed, d.Reserve(other).Outcome)
+		e := c.ended(c.Need)
+		require.Equal(t, Settled{Applied: true, Ended: 1}, d.Settle(Settlement{App: "a", Endings: []Ending{e, e}}))
+		require.Equal(t, other.Need, d.Counters()[IDOf("a", appTotal)].Held)
+	},
+	"a correction does not revive a lost bucket": func(t *testing.T, d *desk) {
+		d.open()
+		c := d.call()
+		c.Rates = []Rate{{appBucket, 1, time.Hour, 100}}
+		require.Equal(t, Allowed, d.Reserve(c).Outcome)
+		d.Rebuild(Rebuild{Slot: "a", Generation: generation, Opens: []Open{c.opened()}, Active: true})
+		require.EqualValues(t, 1, d.Settle(Settlement{App: "a", Endings: []Ending{c.ended(ledger.Amounts{})}}).Ended)
+		next := d.call()
+		next.Rates = c.Rates
+		require.EqualValues(t, 100, d.Reserve(next).Rates[0].Used, "what was lost may have been all of it")
+	},
+	"settling nothing leaves a large figure exact": func(t *testing.T, d *desk) {
+		d.open()
+		large, free := d.call(), d.call()
+		large.Need.NanoUSD, free.Need.NanoUSD = 1<<53+1, 0
+		require.Equal(t, Allowed, d.Reserve(large).Outcome)
+		d.Settle(Settlement{App: "a", Opens: []Open{free.opened()}})
+		require.EqualValues(t, 1<<53+1, d.Counters()[IDOf("a", appTotal)].Held.NanoUSD)
+		d.Settle(Settlement{App: "a", Endings: []Ending{free.ended(free.Need)}})
+		require.Equal(t, large.Need, d.Counters()[IDOf("a", appTotal)].Held)
 	},
 	"a missing mark stops everything": func(t *testing.T, d *desk) {
 		d.Rebuild(Rebuild{Slot: "a", Generation: generation})
