@@ -3,6 +3,7 @@ package e2e
 import (
 	"context"
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -11,12 +12,13 @@ import (
 	"tollgate/e2e/system"
 )
 
-// spread sends call i to one gateway after the other.
+// spread sends call i to one gateway after the other, of those that there are now.
 func spread(t *testing.T, s *system.System, key string, r func(i int) system.Request) func(i int) system.Answer {
+	gateways := slices.Clone(s.Gateways)
 	return func(i int) system.Answer {
 		request := r(i)
 		request.Key = key
-		return s.Send(t.Context(), s.Gateways[i%len(s.Gateways)].URL, request)
+		return s.Send(t.Context(), gateways[i%len(gateways)].URL, request)
 	}
 }
 

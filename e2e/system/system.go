@@ -164,6 +164,7 @@ providers:
 models:
   gpt-4o: {provider: openai}
   gpt-4o-mini: {provider: openai}
+  gpt-3.5-turbo-instruct: {provider: openai}
   text-embedding-3-small: {provider: openai}
 reservations: {ttl: %s, expired: charge}
 limits:
