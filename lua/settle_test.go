@@ -80,6 +80,13 @@ func TestCorrectionFindsAnIdleBucket(t *testing.T) {
 	ttl, err := s.redis.PTTL(t.Context(), key).Result()
 	require.NoError(t, err)
 	require.Greater(t, ttl, c.TTL-10*time.Second)
+	other := *c
+	other.ID = "other"
+	require.Equal(t, StatusAllowed, s.reserve(&other).Status)
+	require.EqualValues(t, 1, s.settle(nil, ending(&other, 0)).Ended)
+	ttl, err = s.redis.PTTL(t.Context(), key).Result()
+	require.NoError(t, err)
+	require.Greater(t, ttl, c.TTL-10*time.Second, "one correction leaves the bucket for the next")
 	require.EqualValues(t, 1, s.settle(nil, ending(c, 100_000)).Ended)
 	d := s.reserve(func() *ReserveCall { next := *c; next.ID = "next"; return &next }())
 	require.Equal(t, StatusRefused, d.Status)
