@@ -20,6 +20,8 @@ CREATE TABLE events (
     CONSTRAINT events_sequence_not_negative CHECK (sequence >= 0),
     CONSTRAINT events_body_hash_is_sha256 CHECK (length(body_hash) = 32)
 ) PARTITION BY RANGE (day);
+-- A body of two kilobytes is not worth compressing, nor a row of its own in another table: both cost more than the insert.
+ALTER TABLE events ALTER COLUMN body SET STORAGE EXTERNAL; -- and see toast_tuple_target below
 
 CREATE TABLE accounts (
     account_id bigint GENERATED ALWAYS AS IDENTITY CONSTRAINT accounts_pkey PRIMARY KEY,
@@ -153,6 +155,9 @@ BEGIN
                 IF NOT strays THEN
                     EXECUTE format('CREATE TABLE %I PARTITION OF %I FOR VALUES FROM (%L) TO (%L)',
                         part, base, month, (month + interval '1 month')::date);
+                    IF base = 'events' THEN
+                        EXECUTE format('ALTER TABLE %I SET (toast_tuple_target = 8160)', part);
+                    END IF;
                     IF base <> 'reservations' THEN
                         EXECUTE format('CREATE TRIGGER %I BEFORE TRUNCATE ON %I FOR EACH STATEMENT EXECUTE FUNCTION refuse_change()',
                             base || '_no_truncate', part);

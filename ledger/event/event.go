@@ -4,7 +4,6 @@ package event
 
 import (
 	"crypto/sha256"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"strings"
@@ -168,29 +167,8 @@ type PolicyOverride struct {
 // Subject is the NATS subject of the event: ledger.<kind>.<app>.
 func (e *Event) Subject() string { return "ledger." + string(e.Kind) + "." + e.App }
 
-// Encode renders the event as JSON.
-func (e *Event) Encode() ([]byte, error) {
-	data, err := json.Marshal(e)
-	if err != nil {
-		return nil, fmt.Errorf("encode event %s: %w", e.ID, err)
-	}
-	return data, nil
-}
-
 // ErrInvalid is wrapped by Decode for bytes that can never become a valid event, however often they are delivered.
 var ErrInvalid = errors.New("invalid event")
-
-// Decode reads one event and checks that the parts its kind needs are there. Every error wraps ErrInvalid.
-func Decode(data []byte) (*Event, error) {
-	var e Event
-	if err := json.Unmarshal(data, &e); err != nil {
-		return nil, fmt.Errorf("%w: %w", ErrInvalid, err)
-	}
-	if err := e.Check(); err != nil {
-		return nil, err
-	}
-	return &e, nil
-}
 
 // Check tells why the event could not be decoded again. Every error wraps ErrInvalid.
 func (e *Event) Check() error {

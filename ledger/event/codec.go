@@ -1,0 +1,36 @@
+package event
+
+import (
+	"fmt"
+
+	// Four times as fast as encoding/json at reading and twice at writing these types, and events are most of what the
+	// settler does. A fuzz target holds the two equal.
+	"github.com/goccy/go-json"
+)
+
+// Encode renders the event as JSON.
+func (e *Event) Encode() ([]byte, error) {
+	data, err := json.MarshalNoEscape(e)
+	if err != nil {
+		return nil, fmt.Errorf("encode event %s: %w", e.ID, err)
+	}
+	return data, nil
+}
+
+// Decode reads one event and checks that the parts its kind needs are there. Every error wraps ErrInvalid.
+func Decode(data []byte) (e *Event, err error) {
+	// A message that the reader trips over is one that cannot be read, not the end of the settler.
+	defer func() {
+		if p := recover(); p != nil {
+			e, err = nil, fmt.Errorf("%w: %v", ErrInvalid, p)
+		}
+	}()
+	e = &Event{}
+	if err := json.Unmarshal(data, e); err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrInvalid, err)
+	}
+	if err := e.check(); err != nil {
+		return nil, fmt.Errorf("%w %q: %w", ErrInvalid, e.ID, err)
+	}
+	return e, nil
+}
