@@ -50,6 +50,7 @@ func TestDecodeReadsWhatEncodeWrote(t *testing.T) {
 	var standard Event
 	require.NoError(t, json.Unmarshal(data, &standard), "the standard library reads it too")
 	require.Equal(t, e, &standard)
+	require.NotContains(t, string(data), "0001-01-01", "a window without end has no times")
 }
 
 func TestDecodeRefuses(t *testing.T) {
