@@ -19,6 +19,7 @@ type Options struct {
 	Upstream    []time.Duration // the provider's waits
 	Modes       []bool          // streamed or not
 	Apps, Keys  int             // that the connections speak for, in turn
+	Env         []string        // NAME=VALUE, more environment for gateway and settler
 	Raw         string          // file for every single request, gzipped CSV; "" for none
 	Profile     string          // folder for processor profiles; "" for none
 }

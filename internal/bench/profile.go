@@ -13,8 +13,8 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// profile takes processor profiles of gateway and settler under the heaviest load of each mode, in points of their own: the
-// measured ones run without. The metrics that both then show are put beside them.
+// profile takes processor profiles of gateway, settler and NATS under the heaviest load of each mode, in points of their own: the
+// measured ones run without. The metrics that the first two then show are put beside them.
 func (s *system) profile(ctx context.Context, o Options, out io.Writer) error {
 	if err := os.MkdirAll(o.Profile, 0o755); err != nil {
 		return err
@@ -28,6 +28,7 @@ func (s *system) profile(ctx context.Context, o Options, out io.Writer) error {
 		if streamed {
 			mode = "streamed"
 		}
+		fmt.Fprintf(out, "taking profiles: %s\n", l)
 		var group errgroup.Group
 		for part, address := range s.debug {
 			file := filepath.Join(o.Profile, part+"-"+mode+".pprof")

@@ -140,13 +140,17 @@ func (s *system) startRedis(ctx context.Context, _ Options) error {
 	return nil
 }
 
-func (s *system) startNATS(ctx context.Context, _ Options) error {
-	port, err := freeAddress()
+func (s *system) startNATS(ctx context.Context, o Options) error {
+	address, err := freeAddress()
 	if err != nil {
 		return err
 	}
-	s.nats = "nats://" + port
-	if err := s.run(partNATS, nil, "bench", "nats", "--store", filepath.Join(s.dir, partNATS), "--listen", port); err != nil {
+	s.nats = "nats://" + address
+	env, err := s.profiled(partNATS, o)
+	if err != nil {
+		return err
+	}
+	if err := s.run(partNATS, env, "bench", "nats", "--store", filepath.Join(s.dir, partNATS), "--listen", address); err != nil {
 		return err
 	}
 	var nc *nats.Conn
@@ -235,17 +239,24 @@ func (s *system) startService(ctx context.Context, o Options, part string, env [
 	if err != nil {
 		return err
 	}
-	if o.Profile != "" {
-		if s.debug[part], err = freeAddress(); err != nil {
-			return err
-		}
-		env = append(env, "TOLLGATE_PPROF="+s.debug[part])
-	}
 	s.admin[part] = admin
-	if err := s.run(part, env, append(args, "--admin", admin)...); err != nil {
+	profiled, err := s.profiled(part, o)
+	if err != nil {
+		return err
+	}
+	if err := s.run(part, slices.Concat(env, profiled, o.Env), append(args, "--admin", admin)...); err != nil {
 		return err
 	}
 	return s.await(ctx, part, func() error { return call(ctx, http.MethodGet, "http://"+admin+"/readyz", "") })
+}
+
+// profiled is the environment that makes a part serve profiles, where they are wanted.
+func (s *system) profiled(part string, o Options) (env []string, err error) {
+	if o.Profile == "" {
+		return nil, nil
+	}
+	s.debug[part], err = freeAddress()
+	return []string{"TOLLGATE_PPROF=" + s.debug[part]}, err
 }
 
 // run starts a part that is a command of this program.

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"os"
 	"strconv"
@@ -58,9 +59,10 @@ func newBenchGateway() *cobra.Command {
 	f.StringSliceVar(&modes, "mode", []string{"plain", "streamed"}, "kinds of requests")
 	f.IntVar(&options.Apps, "apps", 4, "apps that the keys belong to")
 	f.IntVar(&options.Keys, "keys", 16, "keys, each with an end user, that the connections use in turn")
+	f.StringArrayVar(&options.Env, "env", nil, "NAME=VALUE for the environment of gateway and settler, to compare settings")
 	f.StringVar(&jsonFile, "json", "", "file for the figures")
 	f.StringVar(&options.Raw, "raw", "", "file for every single request (gzipped CSV)")
-	f.StringVar(&options.Profile, "profile", "", "folder for processor profiles of gateway and settler under load")
+	f.StringVar(&options.Profile, "profile", "", "folder for processor profiles of gateway, settler and NATS under load, and their metrics")
 	return c
 }
 
@@ -111,6 +113,11 @@ func newBenchNATS() *cobra.Command {
 			if err != nil {
 				return fmt.Errorf("--listen: %w", err)
 			}
+			stopPprof, err := servePprof(slog.Default())
+			if err != nil {
+				return err
+			}
+			defer stopPprof()
 			server, err := services.StartNATS(c.Context(), services.NATSConfig{StoreDir: store, Port: port, PortFlag: "--listen"})
 			if err != nil {
 				return err

@@ -1,0 +1,65 @@
+package bench_test
+
+import (
+	"bytes"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"tollgate/internal/bench"
+	"tollgate/internal/command"
+)
+
+// TestMain is this program in the place of tollgate where the bench starts its parts: they are commands, never test flags.
+func TestMain(m *testing.M) {
+	if len(os.Args) > 1 && slices.Contains([]string{"bench", "gateway", "settler", "provider-sim"}, os.Args[1]) {
+		os.Exit(command.Main(os.Args[1:]))
+	}
+	goleak.VerifyTestMain(m)
+}
+
+func TestGateway(t *testing.T) {
+	if testing.Short() {
+		t.Skip("starts every server")
+	}
+	dir := t.TempDir()
+	t.Setenv("TMPDIR", dir)
+	t.Setenv("TOLLGATE_LIMITER_TIMEOUT", "nonsense") // must not reach the parts
+	figures, profiles := filepath.Join(dir, "figures.json"), filepath.Join(dir, "profiles")
+	var out, progress bytes.Buffer
+	// The answer of Redis may take longer than production allows: other tests run beside this one.
+	code := command.Run(t.Context(), []string{
+		"bench", "gateway", "--quick", "--duration", "300ms", "--concurrency", "2", "--upstream", "0s",
+		"--env", "TOLLGATE_LIMITER_TIMEOUT=10s", "--json", figures, "--raw", filepath.Join(dir, "raw.csv.gz"), "--profile", profiles,
+	}, &out, &progress)
+	require.Zero(t, code, progress.String())
+	require.Contains(t, out.String(), "met      requests that failed or broke off: 0")
+
+	text, err := os.ReadFile(figures)
+	require.NoError(t, err)
+	var result struct {
+		bench.Result
+		Goals []bench.Goal `json:"goals"`
+	}
+	require.NoError(t, json.Unmarshal(text, &result))
+	require.NotEmpty(t, result.Goals)
+	require.Len(t, result.Points, 6)
+	for _, p := range result.Points {
+		require.Positive(t, p.Requests, p.Target)
+		require.Positive(t, p.Total.P50)
+		require.Len(t, p.CPU, 8)
+		require.Equal(t, p.Target != bench.TargetDirect, p.Path > 0)
+	}
+
+	names, err := filepath.Glob(filepath.Join(profiles, "*"))
+	require.NoError(t, err)
+	require.Len(t, names, 10) // two modes: three profiles and two sets of metrics each
+	left, err := filepath.Glob(filepath.Join(dir, "tollgate-bench-*"))
+	require.NoError(t, err)
+	require.Empty(t, left, "the run removes its data")
+}
