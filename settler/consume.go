@@ -12,8 +12,8 @@ import (
 	"tollgate/ledger/event"
 )
 
-// consumerName is the durable consumer that all settlers share.
-const consumerName = "settler"
+// Consumer is the durable consumer that all settlers share.
+const Consumer = "settler"
 
 // stallCheck is how often the flow of messages is compared with what waits on the stream.
 const stallCheck = 5 * time.Second
@@ -30,11 +30,11 @@ func (s *Settler) ensureConsumer(ctx context.Context) (jetstream.Consumer, error
 	}
 	// MaxDeliver stays unlimited: an event that the settler cannot settle now must not be given up by the server.
 	consumer, err := stream.CreateOrUpdateConsumer(ctx, jetstream.ConsumerConfig{
-		Durable: consumerName, AckPolicy: jetstream.AckExplicitPolicy, DeliverPolicy: jetstream.DeliverAllPolicy,
+		Durable: Consumer, AckPolicy: jetstream.AckExplicitPolicy, DeliverPolicy: jetstream.DeliverAllPolicy,
 		AckWait: s.config.AckWait, MaxAckPending: s.config.MaxAckPending,
 	})
 	if err != nil {
-		return nil, fmt.Errorf("consumer %s: %w", consumerName, err)
+		return nil, fmt.Errorf("consumer %s: %w", Consumer, err)
 	}
 	return consumer, nil
 }
@@ -127,7 +127,7 @@ func (s *Settler) awaitSettled(ctx context.Context) error {
 	}
 	end := stream.CachedInfo().State.LastSeq
 	for {
-		consumer, err := s.js.Consumer(ctx, event.Stream, consumerName)
+		consumer, err := s.js.Consumer(ctx, event.Stream, Consumer)
 		if err != nil {
 			return fmt.Errorf("consumer's position: %w", err)
 		}
@@ -145,7 +145,7 @@ func (s *Settler) awaitSettled(ctx context.Context) error {
 func (s *Settler) measureLag(ctx context.Context) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, 5*time.Second, errors.New("measure lag: NATS did not answer"))
 	defer cancel()
-	consumer, err := s.js.Consumer(ctx, event.Stream, consumerName)
+	consumer, err := s.js.Consumer(ctx, event.Stream, Consumer)
 	if err != nil {
 		return fmt.Errorf("measure lag: %w", err)
 	}

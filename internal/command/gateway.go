@@ -112,7 +112,8 @@ func runGateway(ctx context.Context, config gatewayConfig) error {
 // startPolicy is the policy to start with: the file's, or the one that was pushed.
 func startPolicy(ctx context.Context, file string, nc *nats.Conn, log *slog.Logger) (*policy.Policy, error) {
 	if file != "" {
-		return readPolicy(file)
+		p, _, err := readPolicy(file)
+		return p, err
 	}
 	log.Info("no policy file is given, taking the policy that was pushed")
 	return pushedPolicy(ctx, nc)

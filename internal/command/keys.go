@@ -68,7 +68,11 @@ func switchApp(use, short string, disabled bool) *cobra.Command {
 		Use: use + " NAME", Short: short, Args: cobra.ExactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
 			return changeDirectory(c, func(ctx context.Context, store *pg.Store) error {
-				return store.DisableApp(ctx, args[0], disabled)
+				if err := store.DisableApp(ctx, args[0], disabled); err != nil {
+					return err
+				}
+				fmt.Fprintf(c.OutOrStdout(), "app %s %sd\n", args[0], use)
+				return nil
 			})
 		},
 	}

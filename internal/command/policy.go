@@ -23,17 +23,17 @@ func newPolicy() *cobra.Command {
 		Use:   "check FILE",
 		Short: "Validate a policy file; every problem with line and field",
 		Args:  cobra.ExactArgs(1),
-		RunE:  func(c *cobra.Command, args []string) error { return checkPolicy(c.OutOrStdout(), args[0]) },
+		RunE: func(c *cobra.Command, args []string) error {
+			_, err := checkPolicy(c.OutOrStdout(), args[0])
+			return err
+		},
 	}
 	push := &cobra.Command{
 		Use:   "push FILE",
 		Short: "Publish a policy to every gateway that has no file of its own",
 		Args:  cobra.ExactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
-			if err := checkPolicy(c.OutOrStdout(), args[0]); err != nil {
-				return err
-			}
-			data, err := os.ReadFile(args[0])
+			data, err := checkPolicy(c.OutOrStdout(), args[0])
 			if err != nil {
 				return err
 			}
@@ -82,32 +82,32 @@ func newPolicy() *cobra.Command {
 }
 
 // readPolicy reads and checks a file.
-func readPolicy(path string) (*policy.Policy, error) {
+func readPolicy(path string) (*policy.Policy, []byte, error) {
 	data, err := os.ReadFile(path)
 	if err != nil {
-		return nil, fmt.Errorf("policy: %w", err)
+		return nil, nil, fmt.Errorf("policy: %w", err)
 	}
 	p, err := policy.Parse(data, os.LookupEnv)
 	if err != nil {
-		return nil, fmt.Errorf("policy %s:\n%w", path, err)
+		return nil, nil, fmt.Errorf("policy %s:\n%w", path, err)
 	}
-	return p, nil
+	return p, data, nil
 }
 
-// checkPolicy prints every problem and warning, or that there is none.
-func checkPolicy(out io.Writer, path string) error {
-	p, err := readPolicy(path)
+// checkPolicy prints every problem and warning, or that there is none, and returns what it has checked.
+func checkPolicy(out io.Writer, path string) ([]byte, error) {
+	p, data, err := readPolicy(path)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	for _, w := range p.Warnings() {
-		fmt.Fprintf(out, "%s:%s (warning)\n", path, w)
+		fmt.Fprintf(out, "%s: %s (warning)\n", path, w)
 	}
 	if later := p.Unsupported(); len(later) > 0 {
-		return fmt.Errorf("policy %s asks for what this version does not enforce:\n%w", path, later)
+		return nil, fmt.Errorf("policy %s asks for what this version does not enforce:\n%w", path, later)
 	}
 	fmt.Fprintf(out, "%s: ok, revision %s, %d limits\n", path, p.Revision, len(p.Limits))
-	return nil
+	return data, nil
 }
 
 func withBucket(ctx context.Context, work func(context.Context, jetstream.KeyValue) error) error {

@@ -11,6 +11,7 @@ import (
 	"os/signal"
 	"syscall"
 
+	"github.com/redis/go-redis/v9/logging"
 	"github.com/spf13/cobra"
 )
 
@@ -21,6 +22,7 @@ var ErrFailed = errors.New("failed")
 func Main(args []string) int {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
+	logging.Disable() // go-redis returns what it would write to standard error between our JSON lines
 	return Run(ctx, args, os.Stdout, os.Stderr)
 }
 
@@ -31,7 +33,11 @@ func Run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	root.SetOut(stdout)
 	root.SetErr(stderr)
 	ran := false
-	root.PersistentPreRun = func(*cobra.Command, []string) { ran = true }
+	root.PersistentPreRunE = func(c *cobra.Command, _ []string) error {
+		err := c.ValidateRequiredFlags() // cobra asks afterwards only
+		ran = err == nil
+		return err
+	}
 	err := root.ExecuteContext(ctx)
 	switch {
 	case err == nil:
@@ -55,7 +61,7 @@ func newRoot() *cobra.Command {
 	root.CompletionOptions.DisableDefaultCmd = true
 	root.AddCommand(
 		newDev(), newGateway(), newSettler(), newMigrate(), newPolicy(), newApp(), newKey(), newLedger(),
-		newProviderSim(), newBench(), newHealth(),
+		newProviderSim(), newBench(), newHealth(), newDoctor(),
 	)
 	return root
 }
