@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"mime"
 	"net/http"
 	"time"
 
@@ -27,6 +28,9 @@ type exchange struct {
 	verdict *admission.Verdict
 	traceID string
 
+	admitted bool // the reservation is on record: it needs an ending
+	ended    bool // and has one
+
 	status int           // answered to the caller
 	reason ledger.Reason // of the decision, or of what went wrong afterwards
 	spent  ledger.Amounts
@@ -35,12 +39,16 @@ type exchange struct {
 
 // serve is the path of one request, top to bottom. Each step answers the caller itself when it ends the path.
 func (g *Gateway) serve(w http.ResponseWriter, r *http.Request, endpoint provider.Endpoint) {
+	g.active.Add(1)
+	defer g.active.Add(-1)
 	x := &exchange{g: g, w: w, r: r, endpoint: endpoint, start: time.Now(), reason: ledger.ReasonOK, traceID: traceID(r.Header)}
 	defer x.finish()
 	if !x.identify() || !x.parse() || !x.reserve() || !x.recordReserved() {
 		return
 	}
-	response, ok := x.forward()
+	ctx, leave := x.upstreamContext()
+	defer leave()
+	response, ok := x.forward(ctx)
 	if !ok {
 		return
 	}
@@ -48,7 +56,7 @@ func (g *Gateway) serve(w http.ResponseWriter, r *http.Request, endpoint provide
 	switch {
 	case response.StatusCode >= http.StatusMultipleChoices:
 		x.passRefused(response)
-	case x.request.Stream:
+	case x.request.Stream && isEventStream(response.Header):
 		x.passStream(response)
 	default:
 		x.passBody(response)
@@ -147,17 +155,20 @@ func (x *exchange) recordReserved() bool {
 	res := x.verdict.Reservation
 	err := x.g.outbox.Record(context.WithoutCancel(x.r.Context()), x.event(event.KindReserved, res, nil, nil))
 	if err == nil {
+		x.admitted = true
 		return true
 	}
 	x.g.log.Error("reservation cannot be recorded", "request_id", res.ID, "error", err)
 	x.g.giveBack(x.r.Context(), x.caller.App, res)
+	// It may arrive in the stream all the same, and would be charged when it expires.
+	x.release(&event.Release{Reason: ledger.ReasonEventLogDown})
 	x.problem(problem{reason: ledger.ReasonEventLogDown, message: "the request cannot be recorded at the moment, nothing was spent"})
 	return false
 }
 
 // forward sends the request. It runs on when the caller leaves, so that what was spent is learned; a stream is cancelled
 // then by its relay, where the provider's policy says so.
-func (x *exchange) forward() (*http.Response, bool) {
+func (x *exchange) forward(ctx context.Context) (*http.Response, bool) {
 	res := x.verdict.Reservation
 	body, err := x.request.UpstreamBody(res.Model)
 	if err != nil {
@@ -168,8 +179,9 @@ func (x *exchange) forward() (*http.Response, bool) {
 	header := provider.ForwardHeader(x.r.Header)
 	header["X-Tollgate-Request-Id"] = []string{res.ID}
 	sent := time.Now()
-	response, err := x.verdict.Upstream.Send(x.upstreamContext(), x.endpoint.Path, header, body)
+	response, err := x.verdict.Upstream.Send(ctx, x.endpoint.Path, header, body)
 	if err != nil {
+		x.g.metrics.upstream(res.Provider, res.Model, 0, time.Since(sent))
 		x.sendFailed(err)
 		return nil, false
 	}
@@ -177,18 +189,23 @@ func (x *exchange) forward() (*http.Response, bool) {
 	return response, true
 }
 
-func (x *exchange) upstreamContext() context.Context {
-	if x.request.Stream && x.verdict.Provider.OnDisconnect == policy.OnDisconnectCancel {
-		return x.r.Context()
+func (x *exchange) upstreamContext() (ctx context.Context, leave func()) {
+	ctx = x.r.Context()
+	if !x.request.Stream || x.verdict.Provider.OnDisconnect != policy.OnDisconnectCancel {
+		ctx = context.WithoutCancel(ctx)
 	}
-	return context.WithoutCancel(x.r.Context())
+	ctx, cancel := context.WithCancel(ctx)
+	stop := context.AfterFunc(x.g.work, cancel)
+	return ctx, func() {
+		stop()
+		cancel()
+	}
 }
 
 // sendFailed settles a call that brought no answer: nothing was spent when not a byte was sent; else nobody knows, and the
 // estimate is charged.
 func (x *exchange) sendFailed(err error) {
 	res := x.verdict.Reservation
-	x.g.metrics.upstream(res.Provider, res.Model, 0, time.Since(x.start))
 	x.g.log.Warn("no answer from the provider", "request_id", res.ID, "provider", res.Provider, "error", err)
 	reason := ledger.ReasonUpstreamFailed
 	var send *provider.SendError
@@ -200,21 +217,33 @@ func (x *exchange) sendFailed(err error) {
 		reason = ledger.ReasonUpstreamTimeout
 	}
 	if sent {
-		x.used(provider.Answer{Finish: reason}, 0, res.Held.Tokens-x.request.Input)
+		x.used(provider.Answer{Finish: reason}, 0, x.request.Output)
 	} else {
 		x.release(&event.Release{Reason: reason})
 	}
 	x.problem(problem{reason: reason, message: "the provider " + res.Provider + " did not answer"})
 }
 
-// passRefused passes on an answer that is no success: the provider bills nothing for it.
+// passRefused passes on an answer that is no success: the provider bills nothing for it. Some providers tell back the key
+// that they do not accept.
 func (x *exchange) passRefused(response *http.Response) {
 	x.release(&event.Release{Reason: ledger.ReasonUpstreamFailed, Status: response.StatusCode})
+	body, _, err := provider.ReadAnswer(response)
+	if err != nil {
+		x.g.log.Warn("the provider's answer broke off", "request_id", x.verdict.Reservation.ID, "error", err)
+		x.problem(problem{reason: ledger.ReasonUpstreamCut, message: "the provider's answer broke off"})
+		return
+	}
 	x.reason = ledger.ReasonUpstreamFailed
 	x.writeHeader(response)
-	if _, err := io.Copy(x.w, response.Body); err != nil {
-		panic(http.ErrAbortHandler)
+	if _, err := x.w.Write(x.verdict.Upstream.Hide(body)); err != nil {
+		x.reason = ledger.ReasonClientGone
 	}
+}
+
+func isEventStream(header http.Header) bool {
+	mediaType, _, err := mime.ParseMediaType(header.Get("Content-Type"))
+	return err == nil && mediaType == "text/event-stream"
 }
 
 func (x *exchange) passBody(response *http.Response) {
@@ -241,10 +270,15 @@ func (x *exchange) passStream(response *http.Response) {
 	}
 	// One event is about one token; a stream that never began may still have been worked on.
 	x.used(answer, response.StatusCode, ledger.Tokens(max(answer.Events, 1)))
-	if answer.Finish != ledger.ReasonOK {
-		x.g.log.Warn("stream not completed", "request_id", x.verdict.Reservation.ID, "finish", answer.Finish, "error", err)
-		panic(http.ErrAbortHandler)
+	if answer.Finish == ledger.ReasonOK {
+		return
 	}
+	x.g.log.Warn("stream not completed", "request_id", x.verdict.Reservation.ID, "finish", answer.Finish, "error", err)
+	if answer.Finish == ledger.ReasonUpstreamCut && !answer.FirstByte {
+		x.problem(problem{reason: ledger.ReasonUpstreamCut, message: "the provider's answer broke off"})
+		return
+	}
+	panic(http.ErrAbortHandler)
 }
 
 // flushSink sends each write of a stream on at once and notes when the first left.

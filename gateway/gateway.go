@@ -52,8 +52,13 @@ type Gateway struct {
 	transport *http.Transport
 	metrics   *metrics
 	stopping  atomic.Bool
-	follow    bool
-	js        jetstream.JetStream
+	active    atomic.Int64 // requests being served
+	// work ends when answers in progress are cut at the end of a shutdown. It stands here because upstream calls outlive
+	// the context of the request they are made for.
+	work    context.Context
+	cutWork context.CancelFunc
+	follow  bool
+	js      jetstream.JetStream
 }
 
 // New binds a gateway to its parts. It errors when the policy asks for what this version cannot enforce, when a provider's
@@ -73,6 +78,7 @@ func New(config Config, d Deps) (*Gateway, error) {
 		transport: provider.NewTransport(provider.Timeouts{Dial: config.DialTimeout, Header: config.HeaderTimeout}),
 		metrics:   newMetrics(d.Registry), follow: d.FollowPolicy, js: js,
 	}
+	g.work, g.cutWork = context.WithCancel(context.Background())
 	g.admission = admission.New(d.Scripts, g.directory, g.control, clock, config.LimiterTimeout, admission.NewMetrics(d.Registry), d.Log)
 	return g, g.setPolicy(d.Policy)
 }
@@ -207,16 +213,20 @@ func (g *Gateway) announce() {
 	}
 }
 
+// afterCut is how long the requests that were cut, and the flush after them, may take at least.
+const afterCut = 5 * time.Second
+
 func (g *Gateway) stop(server *http.Server, served <-chan error) error {
 	g.stopping.Store(true)
 	ctx, cancel := context.WithTimeoutCause(context.Background(), g.config.ShutdownTimeout, errors.New("shutdown: time is up"))
 	defer cancel()
+	end, _ := ctx.Deadline()
 	steps := []struct {
 		name string
 		run  func(context.Context) error
 	}{
 		{"finish answers in progress", server.Shutdown},
-		{"cut what did not finish", func(context.Context) error { return server.Close() }},
+		{"cut what did not finish", func(ctx context.Context) error { return g.cut(ctx, server) }},
 		{"flush events", g.outbox.Flush},
 	}
 	var problems []error
@@ -224,10 +234,30 @@ func (g *Gateway) stop(server *http.Server, served <-chan error) error {
 		if err := step.run(ctx); err != nil {
 			problems = append(problems, fmt.Errorf("%s: %w", step.name, err))
 		}
+		if least := time.Now().Add(afterCut); end.Before(least) {
+			ctx, cancel = context.WithDeadlineCause(context.Background(), least, errors.New("shutdown: time is up"))
+			defer cancel()
+		}
 	}
 	if err := <-served; !errors.Is(err, http.ErrServerClosed) {
 		problems = append(problems, err)
 	}
 	g.transport.CloseIdleConnections()
 	return errors.Join(problems...)
+}
+
+// cut ends what is still being served, and waits until each such request is on record.
+func (g *Gateway) cut(ctx context.Context, server *http.Server) error {
+	err := server.Close()
+	g.cutWork()
+	ticker := time.NewTicker(time.Millisecond)
+	defer ticker.Stop()
+	for g.active.Load() > 0 {
+		select {
+		case <-ctx.Done():
+			return errors.Join(err, fmt.Errorf("%d requests do not end: %w", g.active.Load(), context.Cause(ctx)))
+		case <-ticker.C:
+		}
+	}
+	return err
 }

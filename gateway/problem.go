@@ -70,13 +70,13 @@ func writeProblem(w http.ResponseWriter, p problem) {
 	switch {
 	case code == http.StatusTooManyRequests && p.refusal != nil:
 		wait = p.refusal.RetryAfter
-		if p.refusal.Exhausted || wait == 0 || wait > worthWaiting {
+		if p.refusal.Exhausted || wait <= 0 || wait > worthWaiting {
 			errorType, errorCode = "insufficient_quota", "insufficient_quota"
 			header.Set("X-Should-Retry", "false")
 		} else if p.refusal.Unit == ledger.UnitTokens {
 			errorType = "tokens"
 		}
-		if wait == 0 {
+		if wait <= 0 {
 			wait = neverAgain
 		}
 	case code == http.StatusServiceUnavailable:

@@ -26,6 +26,7 @@ func (x *exchange) event(kind event.Kind, res event.Reservation, outcome *event.
 // record appends an event whose durability nobody waits for. When even that fails the reservation will expire, and expiry
 // charges by policy.
 func (x *exchange) record(kind event.Kind, res event.Reservation, outcome *event.Outcome, release *event.Release) {
+	x.ended = true
 	if err := x.g.outbox.Append(x.event(kind, res, outcome, release)); err != nil {
 		x.g.log.Error("event cannot be kept, the reservation will expire", "request_id", res.ID, "kind", kind, "error", err)
 	}
@@ -98,15 +99,20 @@ func (g *Gateway) giveBack(ctx context.Context, app string, res event.Reservatio
 	}
 }
 
-// finish writes the one line about the request and counts its decision. It runs also when the connection is aborted.
+// finish writes the one line about the request and counts its decision. It runs also when the connection is aborted, and
+// when a bug ended the request; nobody knows then what was spent, and the estimate is charged.
 func (x *exchange) finish() {
+	if x.admitted && !x.ended {
+		x.used(provider.Answer{Finish: ledger.ReasonInternal}, 0, x.request.Output)
+		x.status = http.StatusInternalServerError
+	}
 	layer := ledger.Tier("")
 	attributes := make([]slog.Attr, 0, 24)
 	attributes = append(attributes,
 		slog.String("reason", string(x.reason)), slog.Int("status", x.status), slog.String("app", x.caller.App),
 		slog.String("key_id", x.caller.Key), slog.String("endpoint", x.endpoint.Path),
 		slog.Float64("duration_ms", float64(time.Since(x.start).Microseconds())/1000))
-	decision := "allow"
+	decision := "refuse"
 	if x.request != nil {
 		attributes = append(attributes, slog.String("model", x.request.Model), slog.Bool("stream", x.request.Stream))
 	}
@@ -121,8 +127,8 @@ func (x *exchange) finish() {
 		attributes = append(attributes, slog.String("request_id", res.ID), slog.String("user", res.User),
 			slog.Int64("reserved_tokens", int64(res.Held.Tokens)), slog.Int64("reserved_nanousd", int64(res.Held.NanoUSD)))
 	}
-	if x.verdict == nil || x.verdict.Refusal != nil {
-		decision = "refuse"
+	if x.admitted {
+		decision = "allow"
 	}
 	if x.state != "" {
 		attributes = append(attributes, slog.Int64("actual_tokens", int64(x.spent.Tokens)),

@@ -14,6 +14,7 @@ func (g *Gateway) Handler() http.Handler {
 	gin.SetMode(gin.ReleaseMode)
 	router := gin.New()
 	router.HandleMethodNotAllowed = true
+	router.RedirectTrailingSlash = false
 	router.Use(g.recoverPanic)
 	for _, endpoint := range []provider.Endpoint{provider.Chat, provider.Completions, provider.Embeddings} {
 		router.POST(endpoint.Path, func(c *gin.Context) { g.serve(c.Writer, c.Request, endpoint) })

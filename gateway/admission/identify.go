@@ -20,7 +20,8 @@ type Caller struct {
 
 // Secret is the API key of a request: Authorization: Bearer, or x-api-key.
 func Secret(h http.Header) string {
-	if secret, ok := strings.CutPrefix(h.Get("Authorization"), "Bearer "); ok {
+	// The scheme's case does not count (RFC 9110, 11.1).
+	if scheme, secret, ok := strings.Cut(h.Get("Authorization"), " "); ok && strings.EqualFold(scheme, "Bearer") {
 		return strings.TrimSpace(secret)
 	}
 	return h.Get("X-Api-Key")

@@ -47,9 +47,10 @@ func (s LimitState) Remaining(need ledger.Amounts) int64 {
 const heldOnly = time.Second
 
 // refusalOf makes the refusal of a judged request: the first violated limit in the order of judging is the layer that is
-// reported, the wait is the longest over all that were violated.
+// reported, the wait is the longest over all that were violated, and none where one of them never has room again.
 func refusalOf(states []LimitState, need ledger.Amounts) *Refusal {
 	var r *Refusal
+	never := false
 	for i := range states {
 		s := &states[i]
 		if s.Fits {
@@ -59,7 +60,13 @@ func refusalOf(states []LimitState, need ledger.Amounts) *Refusal {
 			r = limitRefusal(s, need)
 		}
 		r.RetryAfter = max(r.RetryAfter, s.Wait)
-		r.Exhausted = r.Exhausted || s.Applied.Limit.Budget != nil && s.Wait != heldOnly
+		if s.Applied.Limit.Budget != nil {
+			never = never || s.Wait <= 0
+			r.Exhausted = r.Exhausted || s.Wait != heldOnly
+		}
+	}
+	if never {
+		r.RetryAfter = 0
 	}
 	return r
 }

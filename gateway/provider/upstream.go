@@ -91,6 +91,14 @@ func (u *Upstream) Send(ctx context.Context, path string, header http.Header, bo
 	return response, nil
 }
 
+// Hide takes the provider's key out of text.
+func (u *Upstream) Hide(text []byte) []byte {
+	if u.Key == "" {
+		return text
+	}
+	return bytes.ReplaceAll(text, []byte(u.Key), []byte("[hidden]"))
+}
+
 // Headers that never cross the gateway: hop-by-hop ones, credentials, and what would let a caller move its spend to another
 // account of the provider.
 var notForwarded = map[string]bool{

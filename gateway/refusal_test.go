@@ -1,0 +1,211 @@
+package gateway
+
+import (
+	"net/http"
+	"net/http/httptest"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"tollgate/gateway/admission"
+	"tollgate/ledger"
+	"tollgate/ledger/event"
+	"tollgate/ledger/keys"
+)
+
+// golden is a refusal as the caller reads it: status, the headers that SDKs obey, and the body.
+func golden(p problem) (int, http.Header, string) {
+	recorder := httptest.NewRecorder()
+	writeProblem(recorder, p)
+	return recorder.Code, recorder.Header(), recorder.Body.String()
+}
+
+func TestProblemGolden(t *testing.T) {
+	t.Parallel()
+	resets := time.Date(2026, 12, 1, 0, 0, 0, 0, time.UTC)
+	budget := func(wait time.Duration, exhausted bool) *admission.Refusal {
+		return &admission.Refusal{
+			Reason: ledger.ReasonAppQuota, Message: "no room", Layer: ledger.TierApp, Subject: "app:checkout", LimitName: "app-day", Unit: ledger.UnitUSD,
+			Limit: 10 * int64(ledger.Dollar), Used: 9_500_000_000, Held: 499_999_999, Needed: 2, ResetsAt: resets, RetryAfter: wait, Exhausted: exhausted,
+		}
+	}
+	rate := func(unit ledger.Unit, wait time.Duration) *admission.Refusal {
+		return &admission.Refusal{
+			Reason: ledger.ReasonRPMLimit, Message: "too fast", Layer: ledger.TierKey, Subject: "key:k_1", LimitName: "key-rpm", Unit: unit,
+			Limit: 60, Used: 60, Needed: 1, ResetsAt: resets, RetryAfter: wait,
+		}
+	}
+	figures := `"limit":10.000000000,"used":9.500000000,"held":0.499999999,"needed":0.000000002,"resets_at":"2026-12-01T00:00:00Z",`
+	rateFigures := `"limit":60,"used":60,"held":0,"needed":1,"resets_at":"2026-12-01T00:00:00Z",`
+	for name, c := range map[string]struct {
+		p                     problem
+		status                int
+		after, millis, should string
+		body                  string
+	}{
+		"exhausted budget": {
+			problem{reason: ledger.ReasonAppQuota, message: "no room", refusal: budget(30*time.Second, true)}, 429, "30", "30000", "false",
+			`{"error":{"message":"no room","type":"insufficient_quota","param":null,"code":"insufficient_quota"},"tollgate":{"reason":"APP_QUOTA","layer":"app","subject":"app:checkout","limit_name":"app-day","unit":"usd",` + figures + `"retry_after_s":30,"options":[{"action":"wait","retry_after_s":30}]}}`,
+		},
+		"budget full of reservations": {
+			problem{reason: ledger.ReasonAppQuota, message: "no room", refusal: budget(time.Second, false)}, 429, "1", "1000", "",
+			`{"error":{"message":"no room","type":"requests","param":null,"code":"rate_limit_exceeded"},"tollgate":{"reason":"APP_QUOTA","layer":"app","subject":"app:checkout","limit_name":"app-day","unit":"usd",` + figures + `"retry_after_s":1,"options":[{"action":"wait","retry_after_s":1}]}}`,
+		},
+		"budget that never resets": {
+			problem{reason: ledger.ReasonAppQuota, message: "no room", refusal: budget(0, true)}, 429, "86400", "86400000", "false",
+			`{"error":{"message":"no room","type":"insufficient_quota","param":null,"code":"insufficient_quota"},"tollgate":{"reason":"APP_QUOTA","layer":"app","subject":"app:checkout","limit_name":"app-day","unit":"usd",` + figures + `"retry_after_s":86400,"options":[{"action":"wait","retry_after_s":86400}]}}`,
+		},
+		"rate": {
+			problem{reason: ledger.ReasonRPMLimit, message: "too fast", refusal: rate(ledger.UnitRequests, 1200*time.Millisecond)}, 429, "2", "1200", "",
+			`{"error":{"message":"too fast","type":"requests","param":null,"code":"rate_limit_exceeded"},"tollgate":{"reason":"RPM_LIMIT","layer":"key","subject":"key:k_1","limit_name":"key-rpm","unit":"requests",` + rateFigures + `"retry_after_s":2,"options":[{"action":"wait","retry_after_s":2}]}}`,
+		},
+		"rate on tokens, a moment": {
+			problem{reason: ledger.ReasonTPMLimit, message: "too fast", refusal: rate(ledger.UnitTokens, time.Nanosecond)}, 429, "1", "1", "",
+			`{"error":{"message":"too fast","type":"tokens","param":null,"code":"rate_limit_exceeded"},"tollgate":{"reason":"TPM_LIMIT","layer":"key","subject":"key:k_1","limit_name":"key-rpm","unit":"tokens",` + rateFigures + `"retry_after_s":1,"options":[{"action":"wait","retry_after_s":1}]}}`,
+		},
+		"rate for an hour": {
+			problem{reason: ledger.ReasonRPMLimit, message: "too fast", refusal: rate(ledger.UnitRequests, time.Hour)}, 429, "3600", "3600000", "false",
+			`{"error":{"message":"too fast","type":"insufficient_quota","param":null,"code":"insufficient_quota"},"tollgate":{"reason":"RPM_LIMIT","layer":"key","subject":"key:k_1","limit_name":"key-rpm","unit":"requests",` + rateFigures + `"retry_after_s":3600,"options":[{"action":"wait","retry_after_s":3600}]}}`,
+		},
+		"exactly a minute": {
+			problem{reason: ledger.ReasonRPMLimit, message: "too fast", refusal: rate(ledger.UnitRequests, time.Minute)}, 429, "60", "60000", "",
+			`{"error":{"message":"too fast","type":"requests","param":null,"code":"rate_limit_exceeded"},"tollgate":{"reason":"RPM_LIMIT","layer":"key","subject":"key:k_1","limit_name":"key-rpm","unit":"requests",` + rateFigures + `"retry_after_s":60,"options":[{"action":"wait","retry_after_s":60}]}}`,
+		},
+		"redis is away": {
+			problem{reason: ledger.ReasonLimiterDown, message: "away"}, 503, "1", "1000", "",
+			`{"error":{"message":"away","type":"server_error","param":null,"code":"service_unavailable"},"tollgate":{"reason":"LIMITER_DOWN","retry_after_s":1,"options":[{"action":"wait","retry_after_s":1}]}}`,
+		},
+		"bad field": {
+			problem{reason: ledger.ReasonBadRequest, message: "n: too many", param: "n"}, 400, "", "", "false",
+			`{"error":{"message":"n: too many","type":"invalid_request_error","param":"n","code":"invalid_request"},"tollgate":{"reason":"BAD_REQUEST","options":[]}}`,
+		},
+		"upstream": {
+			problem{reason: ledger.ReasonUpstreamCut, message: "broke off"}, 502, "", "", "",
+			`{"error":{"message":"broke off","type":"server_error","param":null,"code":"upstream_failed"},"tollgate":{"reason":"UPSTREAM_CUT","options":[]}}`,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			code, header, body := golden(c.p)
+			require.Equal(t, c.status, code)
+			require.Equal(t, c.body+"\n", body)
+			require.Equal(t, c.after, header.Get("Retry-After"))
+			require.Equal(t, c.millis, header.Get("Retry-After-Ms"))
+			require.Equal(t, c.should, header.Get("X-Should-Retry"))
+			require.Equal(t, "application/json", header.Get("Content-Type"))
+		})
+	}
+}
+
+// Whatever wait a refusal tells, an SDK waits at least so long and never nothing.
+func TestRetryAfterIsNeverTooEarly(t *testing.T) {
+	t.Parallel()
+	for _, wait := range []time.Duration{-time.Hour, -1, 0, 1, time.Millisecond - 1, time.Millisecond, time.Second + 1, 61 * time.Second, 30 * 24 * time.Hour} {
+		_, header, _ := golden(problem{reason: ledger.ReasonRPMLimit, refusal: &admission.Refusal{RetryAfter: wait}})
+		seconds, err := strconv.Atoi(header.Get("Retry-After"))
+		require.NoError(t, err)
+		millis, err := strconv.Atoi(header.Get("Retry-After-Ms"))
+		require.NoError(t, err)
+		require.GreaterOrEqual(t, seconds, 1, wait)
+		require.GreaterOrEqual(t, millis, 1, wait)
+		require.GreaterOrEqual(t, time.Duration(seconds)*time.Second, wait)
+		require.GreaterOrEqual(t, time.Duration(millis)*time.Millisecond, wait)
+	}
+}
+
+// Each refusal over the wire, with nothing sent to the provider, nothing held and nothing recorded.
+func TestRefusals(t *testing.T) {
+	t.Parallel()
+	w := begin(t, func(http.ResponseWriter, *http.Request) { t.Error("a refused request reached the provider") })
+	w.key("tg-revoked", keys.Record{KeyID: "k_2", App: app, Revoked: true})
+	w.key("tg-disabled", keys.Record{KeyID: "k_3", App: app, AppDisabled: true})
+	w.key("tg-expired", keys.Record{KeyID: "k_4", App: app, ExpiresAt: time.Now().Add(-time.Second)})
+	w.key("tg-plan", keys.Record{KeyID: "k_5", App: app, Plan: "gone"})
+	w.run(`  - {name: app-usd, tier: app, budget: {usd: 0.0000001, per: day}}
+`)
+	chat := chatBody("")
+	for name, c := range map[string]struct {
+		secret, method, path, body string
+		status                     int
+		reason, code               string
+	}{
+		"no key":           {"", "POST", chatPath, chat, 401, "UNKNOWN_KEY", "invalid_api_key"},
+		"unknown key":      {"tg-nobody", "POST", chatPath, chat, 401, "UNKNOWN_KEY", "invalid_api_key"},
+		"revoked":          {"tg-revoked", "POST", chatPath, chat, 403, "DISABLED_KEY", "invalid_api_key"},
+		"app disabled":     {"tg-disabled", "POST", chatPath, chat, 403, "DISABLED_KEY", "invalid_api_key"},
+		"expired":          {"tg-expired", "POST", chatPath, chat, 403, "EXPIRED_KEY", "invalid_api_key"},
+		"unknown plan":     {"tg-plan", "POST", chatPath, chat, 403, "UNKNOWN_PLAN", "invalid_api_key"},
+		"bad JSON":         {callerSecret, "POST", chatPath, "{", 400, "BAD_REQUEST", "invalid_request"},
+		"empty body":       {callerSecret, "POST", chatPath, "", 400, "BAD_REQUEST", "invalid_request"},
+		"unknown model":    {callerSecret, "POST", chatPath, `{"model":"x","messages":[]}`, 404, "UNKNOWN_MODEL", "model_not_found"},
+		"unpriced":         {callerSecret, "POST", chatPath, `{"model":"unpriced","messages":[]}`, 403, "UNPRICED_MODEL", "unpriced_model"},
+		"too large":        {callerSecret, "POST", chatPath, chat, 413, "REQUEST_TOO_LARGE", "request_too_large"},
+		"body too large":   {callerSecret, "POST", chatPath, strings.Repeat(" ", 1<<20+1), 413, "BODY_TOO_LARGE", "request_too_large"},
+		"unknown route":    {callerSecret, "POST", "/v1/responses", chat, 404, "UNKNOWN_ROUTE", "unknown_url"},
+		"slash at the end": {callerSecret, "POST", chatPath + "/", chat, 404, "UNKNOWN_ROUTE", "unknown_url"},
+		"wrong method":     {callerSecret, "GET", chatPath, "", 404, "UNKNOWN_ROUTE", "unknown_url"},
+		"options":          {callerSecret, "OPTIONS", chatPath, "", 404, "UNKNOWN_ROUTE", "unknown_url"},
+		"models, no key":   {"", "GET", "/v1/models", "", 401, "UNKNOWN_KEY", "invalid_api_key"},
+		"model, unknown":   {callerSecret, "GET", "/v1/models/x", "", 404, "UNKNOWN_MODEL", "model_not_found"},
+		"traversal":        {callerSecret, "POST", "/v1/../v1/files", chat, 404, "UNKNOWN_ROUTE", "unknown_url"},
+	} {
+		a := w.send(c.method, c.path, c.body, "Authorization", "Bearer "+c.secret)
+		p := w.problemOf(a)
+		require.Equal(t, c.status, a.StatusCode, name)
+		require.Equal(t, c.reason, p.Tollgate.Reason, name)
+		require.Equal(t, c.code, p.Error.Code, name)
+		require.Equal(t, "false", a.Header.Get("X-Should-Retry"), name)
+		require.Empty(t, a.Header.Get("Retry-After"), name)
+		require.Empty(t, a.Header.Get("X-Tollgate-Request-Id"), name)
+	}
+	w.events(0)
+	held, err := w.redis.Keys(t.Context(), "*reservation*").Result()
+	require.NoError(t, err)
+	require.Empty(t, held)
+}
+
+func TestLimitRefusals(t *testing.T) {
+	t.Parallel()
+	w := start(t, `  - {name: app-day, tier: app, budget: {requests: 2, per: day}}
+  - {name: key-minute, tier: key, by: [model], match: {model: fast}, rate: {requests: 1, per: minute, algorithm: sliding_log}}
+`, plain)
+	fast := `{"model":"fast","messages":[]}`
+	require.Equal(t, 200, w.send("POST", chatPath, fast).StatusCode)
+	a := w.send("POST", chatPath, fast)
+	p := w.problemOf(a)
+	require.Equal(t, 429, a.StatusCode)
+	require.Equal(t, "RPM_LIMIT", p.Tollgate.Reason)
+	require.Equal(t, "key-minute", p.Tollgate.LimitName)
+	require.Equal(t, "1", p.Tollgate.Used.String())
+	require.Equal(t, "rate_limit_exceeded", p.Error.Code)
+	require.LessOrEqual(t, p.Tollgate.RetryAfterS, int64(60))
+	require.Equal(t, strconv.FormatInt(p.Tollgate.RetryAfterS, 10), a.Header.Get("Retry-After"))
+	require.Empty(t, a.Header.Get("X-Should-Retry"))
+
+	require.Equal(t, 200, w.chat("").StatusCode)
+	// No settler runs: both requests are still held, and may give the room back.
+	a = w.chat("")
+	p = w.problemOf(a)
+	require.Equal(t, "APP_QUOTA", p.Tollgate.Reason)
+	require.Equal(t, "2", p.Tollgate.Held.String())
+	require.Equal(t, "1", a.Header.Get("Retry-After"))
+	require.Equal(t, "rate_limit_exceeded", p.Error.Code)
+	require.Equal(t, "0", a.Header.Get("X-Ratelimit-Remaining-Requests"))
+	require.Len(t, w.events(4)[event.KindUsed], 2, "a refusal is on no record")
+}
+
+func TestModels(t *testing.T) {
+	t.Parallel()
+	w := start(t, roomy, plain)
+	a := w.send("GET", "/v1/models", "")
+	require.Equal(t, 200, a.StatusCode)
+	require.JSONEq(t, `{"object":"list","data":[{"id":"fast","object":"model","created":0,"owned_by":"openai"},{"id":"gpt-4o-mini","object":"model","created":0,"owned_by":"openai"},{"id":"patient","object":"model","created":0,"owned_by":"patient"},{"id":"text-embedding-3-small","object":"model","created":0,"owned_by":"openai"},{"id":"unpriced","object":"model","created":0,"owned_by":"openai"}]}`, a.body)
+	require.Equal(t, `{"id":"fast","object":"model","created":0,"owned_by":"openai"}`+"\n", w.send("GET", "/v1/models/fast", "").body)
+	head := w.send("HEAD", "/v1/models", "")
+	require.NoError(t, head.err)
+	require.Empty(t, head.body)
+	w.events(0)
+}
