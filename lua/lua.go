@@ -27,6 +27,7 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/maintnotifications"
 )
 
 // How long state lives. The order matters: a mark must be gone before any counter without a window end can be.
@@ -76,9 +77,12 @@ func New(client redis.UniversalClient) *Scripts {
 
 // Options are the limits on how long a caller may wait for Redis.
 type Options struct {
-	Timeout  time.Duration // dial, read and write, each; 0 means 50 ms
+	Timeout  time.Duration // read, write, and the wait for a connection, each; 0 means 50 ms
 	PoolSize int           // connections; 0 means 32
 }
+
+// dialTimeout bounds the making of a connection.
+const dialTimeout = time.Second
 
 // Connect connects lazily to a URL of the form redis://, rediss:// or unix://. It errors on a URL it cannot read; a Redis that
 // is away is met by the first call. The client obeys contexts and never repeats a command by itself.
@@ -93,9 +97,14 @@ func Connect(url string, o Options) (*redis.Client, error) {
 	if o.PoolSize == 0 {
 		o.PoolSize = 32
 	}
-	opts.DialTimeout, opts.ReadTimeout, opts.WriteTimeout = o.Timeout, o.Timeout, o.Timeout
-	opts.PoolTimeout = o.Timeout
-	opts.PoolSize = o.PoolSize
+	opts.ReadTimeout, opts.WriteTimeout, opts.PoolTimeout = o.Timeout, o.Timeout, o.Timeout
+	// A new connection may take longer than a decision: who waited for it leaves by its context, and the connection is there
+	// for the next. With one limit for both, a Redis that is slow for a moment lost every connection and got none back.
+	opts.DialTimeout = max(o.Timeout, dialTimeout)
+	opts.PoolSize, opts.MinIdleConns = o.PoolSize, o.PoolSize/8
+	// Nothing of RESP3 is used, and its push messages would be looked for before every answer.
+	opts.Protocol, opts.DisableIdentity = 2, true
+	opts.MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
 	// One attempt to connect: the default, five with 100 ms between, would make every decision wait while Redis is down.
 	opts.DialerRetries = 1
 	opts.ContextTimeoutEnabled = true

@@ -77,8 +77,10 @@ func overrideAddresses(l *Listeners, flags Listeners) {
 	}
 }
 
-func runGateway(ctx context.Context, config gatewayConfig) error {
-	log, err := telemetry.NewLogger(os.Stderr, config.Telemetry)
+func runGateway(ctx context.Context, config gatewayConfig) (err error) {
+	lines := telemetry.NewBuffer(os.Stderr)
+	defer func() { err = errors.Join(err, lines.Close()) }()
+	log, err := telemetry.NewLogger(lines, config.Telemetry)
 	if err != nil {
 		return err
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"os"
+	"runtime/debug"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -47,6 +48,11 @@ func newSettler() *cobra.Command {
 }
 
 func runSettler(ctx context.Context, config settlerConfig) error {
+	// A settler's heap is small and its garbage is whole batches: collecting it a quarter as often saves a quarter of its
+	// processor time for some tens of megabytes.
+	if os.Getenv("GOGC") == "" {
+		debug.SetGCPercent(400)
+	}
 	log, err := telemetry.NewLogger(os.Stderr, config.Telemetry)
 	if err != nil {
 		return err
