@@ -268,8 +268,7 @@ func (x *exchange) passStream(response *http.Response) {
 	if err != nil && x.r.Context().Err() != nil {
 		answer.Finish = ledger.ReasonClientGone
 	}
-	// One event is about one token; a stream that never began may still have been worked on.
-	x.used(answer, response.StatusCode, ledger.Tokens(max(answer.Events, 1)))
+	x.used(answer, response.StatusCode, answer.Streamed())
 	if answer.Finish == ledger.ReasonOK {
 		return
 	}

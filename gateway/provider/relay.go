@@ -17,7 +17,8 @@ type Answer struct {
 	Reading
 	Model      string // the model that served it, "" when not said
 	UpstreamID string
-	Events     int64 // events of a stream that carried data: about the tokens of its text
+	Events     int64 // events of a stream that carried data, its usage chunk left out
+	Text       int64 // estimate of the text that a stream carried, in hundredths of a token
 	FirstByte  bool  // something reached the caller
 	Finish     ledger.Reason
 }
@@ -181,6 +182,7 @@ func (s *stream) meter(event []byte) bool {
 		return false
 	}
 	s.answer.Events++
+	s.answer.Text += estimateText(deltaText(data))
 	if s.answer.Events == 1 {
 		found := gjson.GetManyBytes(data, "model", "id")
 		s.answer.Model, s.answer.UpstreamID = found[0].Str, found[1].Str
@@ -203,6 +205,31 @@ func (s *stream) meter(event []byte) bool {
 		s.answer.Events--
 	}
 	return isChunk
+}
+
+// Streamed estimates the output that a stream carried: its text by the heuristic, and at least a token an event.
+func (a Answer) Streamed() ledger.Tokens {
+	return max(tokens(a.Text), ledger.Tokens(a.Events), 1)
+}
+
+var contentField = []byte(`"content":"`)
+
+// deltaText is the text that an event adds to the answer, as it stands in the JSON. It only feeds an estimate, so the event
+// is searched, not parsed.
+func deltaText(data []byte) string {
+	_, text, ok := bytes.Cut(data, contentField)
+	if !ok {
+		return ""
+	}
+	for i := 0; i < len(text); i++ {
+		switch text[i] {
+		case '\\':
+			i++
+		case '"':
+			return string(text[:i])
+		}
+	}
+	return string(text)
 }
 
 // eventData is the data of an event whose data is one line, as every provider here sends it.
