@@ -141,31 +141,39 @@ func (s *Settler) awaitSettled(ctx context.Context) error {
 	}
 }
 
-// measureLag tells how old the oldest event is that no settler has acknowledged.
+// measureLag keeps the metric of the lag.
 func (s *Settler) measureLag(ctx context.Context) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, 5*time.Second, errors.New("measure lag: NATS did not answer"))
+	lag, err := s.lag(ctx)
+	if err != nil {
+		return fmt.Errorf("measure lag: %w", err)
+	}
+	s.metrics.lag.Set(lag.Seconds())
+	return nil
+}
+
+// lag is how old the oldest event is that no settler has acknowledged; 0 when there is none. It errs when NATS is away.
+func (s *Settler) lag(ctx context.Context) (time.Duration, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, 5*time.Second, errors.New("lag: NATS did not answer"))
 	defer cancel()
 	consumer, err := s.js.Consumer(ctx, event.Stream, Consumer)
 	if err != nil {
-		return fmt.Errorf("measure lag: %w", err)
+		return 0, fmt.Errorf("consumer's position: %w", err)
 	}
 	info := consumer.CachedInfo()
 	if info.NumPending == 0 && info.NumAckPending == 0 {
-		s.metrics.lag.Set(0)
-		return nil
+		return 0, nil
 	}
 	stream, err := s.js.Stream(ctx, event.Stream)
 	if err != nil {
-		return fmt.Errorf("measure lag: %w", err)
+		return 0, fmt.Errorf("stream's state: %w", err)
 	}
 	oldest := max(info.AckFloor.Stream+1, stream.CachedInfo().State.FirstSeq)
 	message, err := stream.GetMsg(ctx, oldest)
 	if errors.Is(err, jetstream.ErrMsgNotFound) {
-		return nil // settled or aged away in between
+		return 0, nil // settled or aged away in between
 	}
 	if err != nil {
-		return fmt.Errorf("measure lag: %w", err)
+		return 0, fmt.Errorf("oldest event: %w", err)
 	}
-	s.metrics.lag.Set(max(0, s.now().Sub(message.Time).Seconds()))
-	return nil
+	return max(0, s.now().Sub(message.Time)), nil
 }

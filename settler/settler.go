@@ -70,7 +70,7 @@ func New(config Config, d Deps) (*Settler, error) {
 		keys: directory.NewSync(d.Store, js),
 	}
 	s.rebuild = rebuild.New(d.Store, d.Scripts, s.awaitSettled, s.markDirty, config.RebuildGrace, d.Log, d.Now)
-	s.sweep = sweep.New(d.Store, d.Scripts, js, config.SweepGrace, d.Log, d.Now)
+	s.sweep = sweep.New(d.Store, d.Scripts, js, s.lag, config.SweepGrace, d.Log, d.Now)
 	return s, nil
 }
 

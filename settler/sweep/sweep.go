@@ -2,7 +2,13 @@
 //
 // What Postgres knows as pending is expired by an event, whose content depends on the reservation alone: settlers that sweep at
 // once publish the same bytes. What Redis holds and Postgres does not know was never recorded, so it was never spent: it is
-// given back in Redis.
+// given back in Redis. That can only be told while the stream is there and settled: before, the event may be on its way, and
+// the money spent.
+//
+// # Not guaranteed
+//
+// After the stream was away for longer than a reservation lives, what gateways publish then from their outboxes is on its way
+// unseen: an amount may be given back just before its event arrives.
 package sweep
 
 import (
@@ -31,14 +37,18 @@ type Sweeper struct {
 	store   *pg.Store
 	scripts *lua.Scripts
 	js      jetstream.JetStream
+	lag     Lag
 	grace   time.Duration
 	log     *slog.Logger
 	now     func() time.Time
 }
 
+// Lag is the age of the oldest event on the stream that is not settled; it errs when that cannot be known.
+type Lag func(ctx context.Context) (time.Duration, error)
+
 // New makes a sweeper that ends what is overdue for longer than grace.
-func New(store *pg.Store, scripts *lua.Scripts, js jetstream.JetStream, grace time.Duration, log *slog.Logger, now func() time.Time) *Sweeper {
-	return &Sweeper{store: store, scripts: scripts, js: js, grace: grace, log: log, now: now}
+func New(store *pg.Store, scripts *lua.Scripts, js jetstream.JetStream, lag Lag, grace time.Duration, log *slog.Logger, now func() time.Time) *Sweeper {
+	return &Sweeper{store: store, scripts: scripts, js: js, lag: lag, grace: grace, log: log, now: now}
 }
 
 // Once looks once, in Postgres and in Redis; a failure of one does not keep the other from being looked at.
@@ -78,8 +88,14 @@ func (s *Sweeper) expire(ctx context.Context, before time.Time) error {
 	return nil
 }
 
-// forget gives back in Redis what is overdue there and not pending in Postgres.
+// forget gives back in Redis what is overdue there and not pending in Postgres. An event that is older than the reservation's
+// deadline has been settled when the lag is subtracted from the instant.
 func (s *Sweeper) forget(ctx context.Context, before time.Time) error {
+	lag, err := s.lag(ctx)
+	if err != nil {
+		return fmt.Errorf("nothing is given back: %w", err)
+	}
+	before = before.Add(-lag)
 	apps, err := s.store.Apps(ctx)
 	if err != nil {
 		return err
