@@ -7,10 +7,11 @@
 //
 //	            ┌── Used ─────> settled
 //	pending ────┼── Released ─> released
-//	            └── Expired ──> expired ── Used (late) ──> settled
+//	            └── Expired ──> expired ─┬─ Used (late) ─────> settled
+//	                                     └─ Released (late) ─> released
 //
-// A reservation ends exactly once, except that an expiry is a guess: a Used event that arrives later replaces what the
-// expiry charged. Nothing else leaves a final state.
+// A reservation ends exactly once, except that an expiry is a guess: a Used or Released event that arrives later replaces
+// what the expiry charged. A request that was reported both as unspent and as used counts as used.
 //
 // # Invariants
 //
