@@ -2,13 +2,13 @@ package gateway
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
 
+	"tollgate/gateway/admission"
 	"tollgate/ledger/policy"
 )
 
@@ -31,24 +31,11 @@ func (g *Gateway) watchPolicy(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	watcher, err := bucket.Watch(ctx, policy.BucketKey)
-	if err != nil {
-		return fmt.Errorf("watch %s: %w", policy.Bucket, err)
-	}
-	defer func() { _ = watcher.Stop() }() // the subscription may have ended by itself
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case entry, open := <-watcher.Updates():
-			if !open {
-				return errors.New("the watch ended")
-			}
-			if entry != nil && entry.Operation() == jetstream.KeyValuePut {
-				g.takePolicy(entry.Value())
-			}
+	return admission.Watch(ctx, bucket, func(entry jetstream.KeyValueEntry) {
+		if entry != nil && entry.Key() == policy.BucketKey && entry.Operation() == jetstream.KeyValuePut {
+			g.takePolicy(entry.Value())
 		}
-	}
+	})
 }
 
 // PolicyBucket opens the bucket of pushed policies, making it where it is missing.

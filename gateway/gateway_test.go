@@ -14,6 +14,7 @@ import (
 
 	"tollgate/ledger"
 	"tollgate/ledger/event"
+	"tollgate/ledger/policy"
 )
 
 func TestPlainAnswer(t *testing.T) {
@@ -192,5 +193,28 @@ func TestConfig(t *testing.T) {
 	err := Config{}.Validate()
 	for _, name := range []string{"LIMITER_TIMEOUT", "UPSTREAM_DIAL_TIMEOUT", "UPSTREAM_HEADER_TIMEOUT", "SHUTDOWN_TIMEOUT", "MAX_BODY_BYTES"} {
 		require.ErrorContains(t, err, "TOLLGATE_"+name)
+	}
+}
+
+// A pushed policy comes into force, also one that is pushed into a bucket that had to be made anew.
+func TestPushedPolicyIsFollowed(t *testing.T) {
+	t.Parallel()
+	w := begin(t, plain)
+	w.follow = true
+	w.run(roomy)
+	for _, limit := range []string{"first", "second"} {
+		bucket, err := PolicyBucket(t.Context(), w.js)
+		require.NoError(t, err)
+		text := strings.Replace(policyText(w), "app-day", limit, 1)
+		_, err = bucket.PutString(t.Context(), policy.BucketKey, text)
+		require.NoError(t, err)
+		eventually(t, func() error {
+			if p := w.gateway.admission.Policy(); p.Revision != policy.RevisionOf([]byte(text)) {
+				return fmt.Errorf("revision %s is in force", p.Revision)
+			}
+			return nil
+		})
+		require.Equal(t, fmt.Sprintf("%q;q=1000000", limit), w.chat("").Header.Get("Ratelimit-Policy"))
+		require.NoError(t, w.js.DeleteKeyValue(t.Context(), policy.Bucket))
 	}
 }

@@ -61,6 +61,7 @@ type world struct {
 	logs     *logs
 	url      string
 	client   *http.Client
+	follow   bool
 	stop     func() error
 }
 
@@ -182,7 +183,7 @@ func (w *world) run(limits string) *world {
 	}, w.nc, log, w.registry)
 	require.NoError(w, err)
 	w.gateway, err = New(w.config, Deps{
-		Scripts: w.scripts, NATS: w.nc, Outbox: w.outbox, Policy: w.rules(limits), Log: log, Registry: w.registry,
+		Scripts: w.scripts, NATS: w.nc, Outbox: w.outbox, Policy: w.rules(limits), FollowPolicy: w.follow, Log: log, Registry: w.registry,
 	})
 	require.NoError(w, err)
 	listener, err := net.Listen("tcp", "127.0.0.1:0")

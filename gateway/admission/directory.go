@@ -2,7 +2,6 @@ package admission
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"sync"
@@ -60,22 +59,7 @@ func (d *Directory) follow(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("bucket %s: %w", keys.Bucket, err)
 	}
-	watcher, err := bucket.WatchAll(ctx)
-	if err != nil {
-		return fmt.Errorf("watch %s: %w", keys.Bucket, err)
-	}
-	defer func() { _ = watcher.Stop() }() // the subscription may have ended by itself
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case entry, open := <-watcher.Updates():
-			if !open {
-				return errors.New("the watch ended")
-			}
-			d.apply(entry)
-		}
-	}
+	return Watch(ctx, bucket, d.apply)
 }
 
 // apply takes one change; nil marks the end of what was there at the start of the watch.
