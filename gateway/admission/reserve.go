@@ -108,11 +108,8 @@ func (a *Admission) Reserve(ctx context.Context, ask *Ask) (*Verdict, error) {
 		if v.Refusal != nil || err != nil {
 			return v, err
 		}
-		decision, err := a.call(ctx, call)
+		decision, err := a.call(ctx, call, &v.Reservation)
 		if err != nil {
-			if lua.Unknown(err) {
-				err = &UndecidedError{v.Reservation, err}
-			}
 			return v, err
 		}
 		switch decision.Status {
@@ -155,17 +152,24 @@ func (a *Admission) rebuild(ctx context.Context, app string) error {
 	return a.control.Rebuild(ctx, app)
 }
 
-// call asks Redis, and once more with the same id when no answer came: the script knows the id if it ran.
-func (a *Admission) call(ctx context.Context, c *lua.ReserveCall) (lua.Decision, error) {
-	for attempt := 1; ; attempt++ {
-		decision, err := a.callOnce(ctx, c)
-		if err == nil {
-			return decision, nil
-		}
-		if attempt == 2 || !lua.Unknown(err) {
-			return lua.Decision{}, fmt.Errorf("%w: %w", ErrUndecided, err)
-		}
+// call asks Redis, and once more with the same id when no answer came: the script knows the id if it ran. What the second
+// attempt is told says nothing about the first: where that may have run, the reservation may be held.
+func (a *Admission) call(ctx context.Context, c *lua.ReserveCall, res *event.Reservation) (lua.Decision, error) {
+	decision, err := a.callOnce(ctx, c)
+	if !lua.Unknown(err) {
+		return decision, undecided(err)
 	}
+	if decision, err = a.callOnce(ctx, c); err != nil {
+		return lua.Decision{}, &UndecidedError{*res, undecided(err)}
+	}
+	return decision, nil
+}
+
+func undecided(err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("%w: %w", ErrUndecided, err)
 }
 
 func (a *Admission) callOnce(ctx context.Context, c *lua.ReserveCall) (lua.Decision, error) {
