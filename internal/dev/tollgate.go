@@ -108,10 +108,6 @@ func keptSecret(path string) (string, error) {
 	return secret, os.WriteFile(path, []byte(secret+"\n"), 0o600)
 }
 
-// limiterTimeout is longer than a gateway's of its own: here a database and a compiler share the machine with Redis, and a
-// stall is no outage.
-const limiterTimeout = 250 * time.Millisecond
-
 func (s *system) startGateway(ctx context.Context) error {
 	var config gateway.Config
 	boxConfig := outbox.Config{}
@@ -119,9 +115,6 @@ func (s *system) startGateway(ctx context.Context) error {
 		return err
 	}
 	boxConfig.Dir = filepath.Join(s.dir, "gateway")
-	if _, set := os.LookupEnv("TOLLGATE_LIMITER_TIMEOUT"); !set {
-		config.LimiterTimeout = limiterTimeout
-	}
 	client, err := lua.Connect(s.redis.URL(0), lua.Options{Timeout: config.LimiterTimeout, PoolSize: 64})
 	if err != nil {
 		return err
