@@ -41,8 +41,12 @@ type SettleResult struct {
 	Negative   int64 // held figures that would have gone below zero and were set to zero: a bug, report it
 }
 
-// settleChunk bounds one script call, so that Redis is never held up for more than about a millisecond.
-const settleChunk = 64
+// settleChunk bounds the reservations and stateChunk the counters of one script call, so that Redis is never held up for more
+// than about a millisecond.
+const (
+	settleChunk = 64
+	stateChunk  = 256
+)
 
 // Settle writes back to one app's slot and the shared counters what Postgres has committed: used amounts where the version
 // is newer, reservations ended by id, open ones registered where Redis does not know them. All of it is idempotent and
@@ -53,14 +57,18 @@ const settleChunk = 64
 // missing: what the other one holds for these reservations is not taken back any more.
 func (s *Scripts) Settle(ctx context.Context, app string, states []CounterState, opens []Open, endings []Ending) (SettleResult, error) {
 	var total SettleResult
-	for first := true; first || len(opens) > 0 || len(endings) > 0; first = false {
-		o := opens[:min(settleChunk, len(opens))]
-		e := endings[:min(settleChunk-len(o), len(endings))]
-		opens, endings = opens[len(o):], endings[len(e):]
-		if !first {
-			states = nil
+	for first := true; first || len(states)+len(opens)+len(endings) > 0; first = false {
+		counters := states[:min(stateChunk, len(states))]
+		states = states[len(counters):]
+		var o []Open
+		var e []Ending
+		// Nothing is given back before what was used in its place is written.
+		if len(states) == 0 {
+			o = opens[:min(settleChunk, len(opens))]
+			e = endings[:min(settleChunk-len(o), len(endings))]
+			opens, endings = opens[len(o):], endings[len(e):]
 		}
-		r, err := s.settleChunk(ctx, app, states, o, e)
+		r, err := s.settleChunk(ctx, app, counters, o, e)
 		if err != nil {
 			return total, fmt.Errorf("settle app %s: %w", app, err)
 		}
