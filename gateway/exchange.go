@@ -83,6 +83,9 @@ func (x *exchange) parse() bool {
 	if err == nil {
 		x.request, err = provider.ParseOpenAI(x.endpoint, body)
 	}
+	if err == nil {
+		err = provider.CheckUser(userHeader, x.r.Header.Get(userHeader))
+	}
 	var tooLarge *http.MaxBytesError
 	var bad *provider.RequestError
 	switch {
@@ -138,12 +141,15 @@ func (x *exchange) reserve() bool {
 	return true
 }
 
+// userHeader names the end user, before the body does.
+const userHeader = "X-Tollgate-User"
+
 // user is the end user: the key's own, else the header's, else the body's.
 func (x *exchange) user() string {
 	if x.caller.User != "" {
 		return x.caller.User
 	}
-	if user := x.r.Header.Get("X-Tollgate-User"); user != "" {
+	if user := x.r.Header.Get(userHeader); user != "" {
 		return user
 	}
 	return x.request.User

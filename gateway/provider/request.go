@@ -125,6 +125,9 @@ func count(found map[string]gjson.Result, name string) (n int64, ok bool, err er
 	return int64(value.Num), true, nil
 }
 
+// MaxName is the longest name of a model or an end user, in bytes: names stand in events, log lines and answers.
+const MaxName = 512
+
 func text(found map[string]gjson.Result, name string) (string, error) {
 	value, ok := found[name]
 	if !ok || value.Type == gjson.Null {
@@ -133,7 +136,22 @@ func text(found map[string]gjson.Result, name string) (string, error) {
 	if value.Type != gjson.String {
 		return "", &RequestError{name, fmt.Sprintf("must be a string, not %.40s", value.Raw)}
 	}
+	if len(value.Str) > MaxName {
+		return "", tooLong(name, value.Str)
+	}
 	return value.Str, nil
+}
+
+func tooLong(param, name string) *RequestError {
+	return &RequestError{param, fmt.Sprintf("must have at most %d bytes, not %d", MaxName, len(name))}
+}
+
+// CheckUser errors, with a *RequestError, when a header names an end user by more than MaxName bytes.
+func CheckUser(header, user string) error {
+	if len(user) > MaxName {
+		return tooLong(header, user)
+	}
+	return nil
 }
 
 func flag(found map[string]gjson.Result, name string) (bool, error) {
