@@ -190,7 +190,8 @@ func TestShutdownCuts(t *testing.T) {
 	w.config.ShutdownTimeout = 50 * time.Millisecond
 	w.run(roomy)
 	for _, c := range []struct{ body, header string }{
-		{chatBody(""), "X-Plain: 1"}, {chatBody(`,"stream":true`), "X-Stream: 1"},
+		{chatBody(""), "X-Plain: 1"},
+		{chatBody(`,"stream":true`), "X-Stream: 1"},
 		{strings.Replace(chatBody(`,"stream":true`), "gpt-4o-mini", "patient", 1), "X-Stream: 1"},
 	} {
 		conn, _ := w.dialed()

@@ -268,7 +268,8 @@ func (w *world) problemOf(a answer) (p struct {
 			RetryAfterS int64 `json:"retry_after_s"`
 		}
 	}
-}) {
+},
+) {
 	w.Helper()
 	require.NoError(w, a.err)
 	require.Equal(w, "application/json", a.Header.Get("Content-Type"))

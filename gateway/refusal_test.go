@@ -47,43 +47,53 @@ func TestProblemGolden(t *testing.T) {
 		body                  string
 	}{
 		"exhausted budget": {
-			problem{reason: ledger.ReasonAppQuota, message: "no room", refusal: budget(30*time.Second, true)}, 429, "30", "30000", "false",
+			problem{reason: ledger.ReasonAppQuota, message: "no room", refusal: budget(30*time.Second, true)},
+			429, "30", "30000", "false",
 			`{"error":{"message":"no room","type":"insufficient_quota","param":null,"code":"insufficient_quota"},"tollgate":{"reason":"APP_QUOTA","layer":"app","subject":"app:checkout","limit_name":"app-day","unit":"usd",` + figures + `"retry_after_s":30,"options":[{"action":"wait","retry_after_s":30}]}}`,
 		},
 		"budget full of reservations": {
-			problem{reason: ledger.ReasonAppQuota, message: "no room", refusal: budget(time.Second, false)}, 429, "1", "1000", "",
+			problem{reason: ledger.ReasonAppQuota, message: "no room", refusal: budget(time.Second, false)},
+			429, "1", "1000", "",
 			`{"error":{"message":"no room","type":"requests","param":null,"code":"rate_limit_exceeded"},"tollgate":{"reason":"APP_QUOTA","layer":"app","subject":"app:checkout","limit_name":"app-day","unit":"usd",` + figures + `"retry_after_s":1,"options":[{"action":"wait","retry_after_s":1}]}}`,
 		},
 		"budget that never resets": {
-			problem{reason: ledger.ReasonAppQuota, message: "no room", refusal: budget(0, true)}, 429, "86400", "86400000", "false",
+			problem{reason: ledger.ReasonAppQuota, message: "no room", refusal: budget(0, true)},
+			429, "86400", "86400000", "false",
 			`{"error":{"message":"no room","type":"insufficient_quota","param":null,"code":"insufficient_quota"},"tollgate":{"reason":"APP_QUOTA","layer":"app","subject":"app:checkout","limit_name":"app-day","unit":"usd",` + figures + `"retry_after_s":86400,"options":[{"action":"wait","retry_after_s":86400}]}}`,
 		},
 		"rate": {
-			problem{reason: ledger.ReasonRPMLimit, message: "too fast", refusal: rate(ledger.UnitRequests, 1200*time.Millisecond)}, 429, "2", "1200", "",
+			problem{reason: ledger.ReasonRPMLimit, message: "too fast", refusal: rate(ledger.UnitRequests, 1200*time.Millisecond)},
+			429, "2", "1200", "",
 			`{"error":{"message":"too fast","type":"requests","param":null,"code":"rate_limit_exceeded"},"tollgate":{"reason":"RPM_LIMIT","layer":"key","subject":"key:k_1","limit_name":"key-rpm","unit":"requests",` + rateFigures + `"retry_after_s":2,"options":[{"action":"wait","retry_after_s":2}]}}`,
 		},
 		"rate on tokens, a moment": {
-			problem{reason: ledger.ReasonTPMLimit, message: "too fast", refusal: rate(ledger.UnitTokens, time.Nanosecond)}, 429, "1", "1", "",
+			problem{reason: ledger.ReasonTPMLimit, message: "too fast", refusal: rate(ledger.UnitTokens, time.Nanosecond)},
+			429, "1", "1", "",
 			`{"error":{"message":"too fast","type":"tokens","param":null,"code":"rate_limit_exceeded"},"tollgate":{"reason":"TPM_LIMIT","layer":"key","subject":"key:k_1","limit_name":"key-rpm","unit":"tokens",` + rateFigures + `"retry_after_s":1,"options":[{"action":"wait","retry_after_s":1}]}}`,
 		},
 		"rate for an hour": {
-			problem{reason: ledger.ReasonRPMLimit, message: "too fast", refusal: rate(ledger.UnitRequests, time.Hour)}, 429, "3600", "3600000", "false",
+			problem{reason: ledger.ReasonRPMLimit, message: "too fast", refusal: rate(ledger.UnitRequests, time.Hour)},
+			429, "3600", "3600000", "false",
 			`{"error":{"message":"too fast","type":"insufficient_quota","param":null,"code":"insufficient_quota"},"tollgate":{"reason":"RPM_LIMIT","layer":"key","subject":"key:k_1","limit_name":"key-rpm","unit":"requests",` + rateFigures + `"retry_after_s":3600,"options":[{"action":"wait","retry_after_s":3600}]}}`,
 		},
 		"exactly a minute": {
-			problem{reason: ledger.ReasonRPMLimit, message: "too fast", refusal: rate(ledger.UnitRequests, time.Minute)}, 429, "60", "60000", "",
+			problem{reason: ledger.ReasonRPMLimit, message: "too fast", refusal: rate(ledger.UnitRequests, time.Minute)},
+			429, "60", "60000", "",
 			`{"error":{"message":"too fast","type":"requests","param":null,"code":"rate_limit_exceeded"},"tollgate":{"reason":"RPM_LIMIT","layer":"key","subject":"key:k_1","limit_name":"key-rpm","unit":"requests",` + rateFigures + `"retry_after_s":60,"options":[{"action":"wait","retry_after_s":60}]}}`,
 		},
 		"redis is away": {
-			problem{reason: ledger.ReasonLimiterDown, message: "away"}, 503, "1", "1000", "",
+			problem{reason: ledger.ReasonLimiterDown, message: "away"},
+			503, "1", "1000", "",
 			`{"error":{"message":"away","type":"server_error","param":null,"code":"service_unavailable"},"tollgate":{"reason":"LIMITER_DOWN","retry_after_s":1,"options":[{"action":"wait","retry_after_s":1}]}}`,
 		},
 		"bad field": {
-			problem{reason: ledger.ReasonBadRequest, message: "n: too many", param: "n"}, 400, "", "", "false",
+			problem{reason: ledger.ReasonBadRequest, message: "n: too many", param: "n"},
+			400, "", "", "false",
 			`{"error":{"message":"n: too many","type":"invalid_request_error","param":"n","code":"invalid_request"},"tollgate":{"reason":"BAD_REQUEST","options":[]}}`,
 		},
 		"upstream": {
-			problem{reason: ledger.ReasonUpstreamCut, message: "broke off"}, 502, "", "", "",
+			problem{reason: ledger.ReasonUpstreamCut, message: "broke off"},
+			502, "", "", "",
 			`{"error":{"message":"broke off","type":"server_error","param":null,"code":"upstream_failed"},"tollgate":{"reason":"UPSTREAM_CUT","options":[]}}`,
 		},
 	} {

@@ -45,9 +45,15 @@ type ClassTokens struct {
 // Classes lists every class with its count, zeros included, in a fixed order.
 func (u Usage) Classes() [10]ClassTokens {
 	return [10]ClassTokens{
-		{ClassInput, u.Input}, {ClassCachedInput, u.CachedInput}, {ClassCacheWrite5m, u.CacheWrite5m},
-		{ClassCacheWrite1h, u.CacheWrite1h}, {ClassInputAudio, u.InputAudio}, {ClassInputImage, u.InputImage},
-		{ClassOutput, u.Output}, {ClassReasoning, u.Reasoning}, {ClassOutputAudio, u.OutputAudio},
+		{ClassInput, u.Input},
+		{ClassCachedInput, u.CachedInput},
+		{ClassCacheWrite5m, u.CacheWrite5m},
+		{ClassCacheWrite1h, u.CacheWrite1h},
+		{ClassInputAudio, u.InputAudio},
+		{ClassInputImage, u.InputImage},
+		{ClassOutput, u.Output},
+		{ClassReasoning, u.Reasoning},
+		{ClassOutputAudio, u.OutputAudio},
 		{ClassOutputImage, u.OutputImage},
 	}
 }

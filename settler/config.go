@@ -43,8 +43,10 @@ func (c Config) Validate() error {
 		name  string
 		value int
 	}{
-		{"TOLLGATE_SETTLER_BATCH", c.Batch}, {"TOLLGATE_SETTLER_WORKERS", c.Workers},
-		{"TOLLGATE_SETTLER_MAX_ACK_PENDING", c.MaxAckPending}, {"TOLLGATE_SETTLER_STREAM_REPLICAS", c.Replicas},
+		{"TOLLGATE_SETTLER_BATCH", c.Batch},
+		{"TOLLGATE_SETTLER_WORKERS", c.Workers},
+		{"TOLLGATE_SETTLER_MAX_ACK_PENDING", c.MaxAckPending},
+		{"TOLLGATE_SETTLER_STREAM_REPLICAS", c.Replicas},
 	} {
 		if n.value <= 0 {
 			problems = append(problems, fmt.Errorf("%s: must be above zero, not %d", n.name, n.value))
@@ -54,9 +56,12 @@ func (c Config) Validate() error {
 		name  string
 		value time.Duration
 	}{
-		{"TOLLGATE_SETTLER_ACK_WAIT", c.AckWait}, {"TOLLGATE_SETTLER_STREAM_MAX_AGE", c.MaxAge},
-		{"TOLLGATE_SETTLER_SWEEP_EVERY", c.SweepEvery}, {"TOLLGATE_SETTLER_REBUILD_EVERY", c.RebuildEvery},
-		{"TOLLGATE_SETTLER_DIRECTORY_EVERY", c.DirectoryEvery}, {"TOLLGATE_SETTLER_GAP_AGE", c.GapAge},
+		{"TOLLGATE_SETTLER_ACK_WAIT", c.AckWait},
+		{"TOLLGATE_SETTLER_STREAM_MAX_AGE", c.MaxAge},
+		{"TOLLGATE_SETTLER_SWEEP_EVERY", c.SweepEvery},
+		{"TOLLGATE_SETTLER_REBUILD_EVERY", c.RebuildEvery},
+		{"TOLLGATE_SETTLER_DIRECTORY_EVERY", c.DirectoryEvery},
+		{"TOLLGATE_SETTLER_GAP_AGE", c.GapAge},
 	} {
 		if d.value <= 0 {
 			problems = append(problems, fmt.Errorf("%s: must be above zero, not %s", d.name, d.value))
@@ -66,7 +71,8 @@ func (c Config) Validate() error {
 		name  string
 		value time.Duration
 	}{
-		{"TOLLGATE_SETTLER_LINGER", c.Linger}, {"TOLLGATE_SETTLER_SWEEP_GRACE", c.SweepGrace},
+		{"TOLLGATE_SETTLER_LINGER", c.Linger},
+		{"TOLLGATE_SETTLER_SWEEP_GRACE", c.SweepGrace},
 		{"TOLLGATE_SETTLER_REBUILD_GRACE", c.RebuildGrace},
 	} {
 		if d.value < 0 {

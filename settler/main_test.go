@@ -197,7 +197,8 @@ func (w *world) event(kind event.Kind, r event.Reservation) *event.Event {
 		V: event.Version, ID: event.ID(r.ID, kind), Kind: kind, App: app, OccurredAt: time.Now().UTC(), Producer: "gw-1", Sequence: w.sequence, Reservation: &r,
 	}
 	if kind == event.KindUsed {
-		e.Outcome = &event.Outcome{Usage: ledger.Usage{Input: 40, Output: 10}, UsageState: ledger.UsageReported, Cost: 500, Status: 200, Finish: ledger.ReasonOK,
+		e.Outcome = &event.Outcome{
+			Usage: ledger.Usage{Input: 40, Output: 10}, UsageState: ledger.UsageReported, Cost: 500, Status: 200, Finish: ledger.ReasonOK,
 			Components: []event.Component{{Class: ledger.ClassInput, Tokens: 40, Cost: 500}},
 		}
 	}

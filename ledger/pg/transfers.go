@@ -35,6 +35,7 @@ func spendAccount(e *event.Event) string { return clean("app:" + e.App + ":spend
 func payableAccount(e *event.Event) string {
 	return clean("provider:" + e.Reservation.Provider + ":payable")
 }
+
 func unconfirmedAccount(e *event.Event) string {
 	return clean("provider:" + e.Reservation.Provider + ":unconfirmed")
 }
