@@ -4,8 +4,8 @@
 //	Identify   secret -> key, app, plan        in memory, from the directory of keys
 //	Reserve    limits, price, one Redis call   -> Verdict: a reservation, or a refusal with its figures
 //
-// A refusal is a decision, not an error. An error means that no decision could be made; whether something is held is then
-// told by HeldUnknown, and the caller must record a release for the reservation's id.
+// A refusal is a decision, not an error. An error means that no decision could be made. After an UndecidedError something may
+// be held all the same: the caller must record a release of its reservation.
 //
 // # Windows and clocks
 //

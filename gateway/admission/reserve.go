@@ -68,7 +68,6 @@ type Ask struct {
 	Streamed     bool
 	Input        ledger.Tokens
 	Output       ledger.Tokens
-	TraceID      string
 }
 
 // Verdict is the decision on an Ask.
