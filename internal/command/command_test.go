@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -195,9 +196,9 @@ func TestLedgerVerify(t *testing.T) {
 
 func TestHealth(t *testing.T) {
 	t.Parallel()
-	var ready bool
+	var ready atomic.Bool
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.URL.Path == "/readyz" && !ready {
+		if r.URL.Path == "/readyz" && !ready.Load() {
 			w.WriteHeader(http.StatusServiceUnavailable)
 			_, _ = w.Write([]byte("not ready: the key directory has not been read yet\n"))
 		}
@@ -210,7 +211,7 @@ func TestHealth(t *testing.T) {
 	r := tollgate(t, env, "health")
 	require.Equal(t, 1, r.code)
 	require.Contains(t, r.stderr, "the key directory has not been read yet")
-	ready = true
+	ready.Store(true)
 	require.Empty(t, mustRun(t, env, "health").stdout)
 	server.Close()
 	require.Equal(t, 1, tollgate(t, env, "health").code)
