@@ -24,6 +24,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"net"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -150,9 +151,17 @@ func (s *Scripts) send(ctx context.Context, args []any) ([]any, error) {
 	return reply, nil
 }
 
-// Unknown reports whether after err nobody can say if the script ran: the answer did not arrive. A reserve may then be asked
-// again with the same id, never with a fresh one.
+// Unknown reports whether after err nobody can say if the script ran: it was sent and the answer did not arrive. A reserve
+// may then be asked again with the same id, never with a fresh one. Where there was no connection, nothing was sent.
 func Unknown(err error) bool {
 	var answered redis.Error
-	return err != nil && !errors.Is(err, ErrCall) && !errors.As(err, &answered)
+	var network *net.OpError
+	switch {
+	case err == nil, errors.Is(err, ErrCall), errors.As(err, &answered):
+		return false
+	case errors.Is(err, redis.ErrPoolTimeout), errors.As(err, &network) && network.Op == "dial":
+		return false
+	default:
+		return true
+	}
 }

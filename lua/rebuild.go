@@ -29,6 +29,15 @@ func (s *Scripts) Mark(ctx context.Context, slot string) (generation string, ok 
 	return generation, true, nil
 }
 
+// Renew lengthens the life of a slot's mark. Every counter of the slot that Postgres has must have been given to Settle just
+// before, which lengthens theirs: no counter without a window end may be gone before the mark.
+func (s *Scripts) Renew(ctx context.Context, slot string) error {
+	if err := s.client.PExpire(ctx, markKey(slot), markTTL).Err(); err != nil {
+		return fmt.Errorf("renew mark of %s: %w", slot, err)
+	}
+	return nil
+}
+
 // RebuildCall is everything Postgres knows of one slot that still matters.
 type RebuildCall struct {
 	Slot       string // an app, or SharedSlot

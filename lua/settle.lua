@@ -150,7 +150,8 @@ for _, c in ipairs(counters) do
         string.format('%.0f', held[2]), held_fields[3], string.format('%.0f', held[3]))
     end
   end
-  if newer or c.touched then
+  -- Also where nothing changed: to write a counter again is how its life is lengthened beside its mark's.
+  if c.known > 0 or newer or c.touched then
     redis.call('PEXPIRE', c.key, c.ttl)
   end
 end

@@ -74,6 +74,9 @@ func New(config Config, d Deps) (*Settler, error) {
 	return s, nil
 }
 
+// renewEvery is far more often than marks lapse.
+const renewEvery = 24 * time.Hour
+
 // Ready tells why nothing is settled yet, nil when events are.
 func (s *Settler) Ready() error {
 	s.mu.Lock()
@@ -108,6 +111,7 @@ func (s *Settler) Run(ctx context.Context) error {
 	group.Go(func() error { return s.every(ctx, "directory", s.config.DirectoryEvery, s.keys.Run) })
 	group.Go(func() error { return s.every(ctx, "lag", time.Second, s.measureLag) })
 	group.Go(func() error { return s.every(ctx, "gaps", s.config.GapAge/4+time.Millisecond, s.gapReporter()) })
+	group.Go(func() error { return s.every(ctx, "renew", renewEvery, s.renew) })
 	group.Go(func() error { return s.every(ctx, "partitions", 24*time.Hour, s.ensurePartitions) })
 	return ignoreStop(ctx, group.Wait())
 }

@@ -131,7 +131,7 @@ func (s *Settler) decode(ctx context.Context, messages []jetstream.Msg) ([]deliv
 
 // park keeps a message that cannot be settled, and takes it off the stream's hands.
 func (s *Settler) park(ctx context.Context, d delivery, reason error) error {
-	if err := s.store.Park(ctx, d.StreamSeq, d.Subject, reason.Error(), d.Body); err != nil {
+	if err := s.store.Park(ctx, d.StreamSeq, d.Subject, reason.Error(), d.Body, d.Event); err != nil {
 		return err
 	}
 	kind := kindUnknown

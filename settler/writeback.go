@@ -99,6 +99,23 @@ func (s *Settler) refreshDirty(ctx context.Context) error {
 	return nil
 }
 
+// renew keeps marks from lapsing: where nothing was lost, nothing needs to be rebuilt.
+func (s *Settler) renew(ctx context.Context) error {
+	apps, err := s.store.Apps(ctx)
+	if err != nil {
+		return err
+	}
+	for _, app := range apps {
+		if err := s.refresh(ctx, app); err != nil {
+			return fmt.Errorf("renew app %s: %w", app, err)
+		}
+		if err := s.scripts.Renew(ctx, app); err != nil {
+			return err
+		}
+	}
+	return s.scripts.Renew(ctx, lua.SharedSlot)
+}
+
 // refresh writes everything that Postgres knows of a running app, by version and by id like any write-back, so that it may
 // run beside settlements. Reservations that ended while Redis was away are found by asking Postgres about those it holds.
 func (s *Settler) refresh(ctx context.Context, app string) error {

@@ -56,13 +56,19 @@ const insertParked = `
 INSERT INTO parked_events (stream_seq, body_hash, subject, reason, body) VALUES ($1, $2, $3, $4, $5)
 ON CONFLICT (stream_seq, body_hash) DO NOTHING`
 
-// Park keeps a message that cannot be settled, with the reason, for a person to look at. Idempotent.
-func (s *Store) Park(ctx context.Context, streamSeq uint64, subject, reason string, body []byte) error {
+// Park keeps a message that cannot be settled, with the reason, for a person to look at. e is what it was read as, nil when
+// it could not be read; a parked event has arrived, so its sequence is no gap. Idempotent.
+func (s *Store) Park(ctx context.Context, streamSeq uint64, subject, reason string, body []byte, e *event.Event) error {
 	hash := event.Hash(body)
 	if body == nil {
 		body = []byte{}
 	}
-	if _, err := s.pool.Exec(ctx, insertParked, int64(streamSeq), hash[:], clean(subject), clean(reason), body); err != nil {
+	out := &pgx.Batch{} // one implicit transaction
+	out.Queue(insertParked, int64(streamSeq), hash[:], clean(subject), clean(reason), body)
+	if e != nil {
+		queueProducers(out, []*entry{{Received: &Received{Event: e}}}, nil)
+	}
+	if err := s.pool.SendBatch(ctx, out).Close(); err != nil {
 		return fmt.Errorf("park message %d: %w", streamSeq, err)
 	}
 	return nil
