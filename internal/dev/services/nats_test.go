@@ -29,7 +29,7 @@ func TestNATSKeepsStreams(t *testing.T) {
 	require.NoError(t, err)
 	url := n.ClientURL()
 	js := connectNATS(t, url)
-	stream, err := js.CreateStream(t.Context(), jetstream.StreamConfig{Name: "S", Subjects: []string{"s"}, Storage: jetstream.FileStorage})
+	_, err = js.CreateStream(t.Context(), jetstream.StreamConfig{Name: "S", Subjects: []string{"s"}, Storage: jetstream.FileStorage})
 	require.NoError(t, err)
 	_, err = js.Publish(t.Context(), "s", []byte("kept"))
 	require.NoError(t, err)
