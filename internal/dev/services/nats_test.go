@@ -48,7 +48,7 @@ func TestNATSKeepsStreams(t *testing.T) {
 	n, err = services.StartNATS(t.Context(), services.NATSConfig{StoreDir: dir})
 	require.NoError(t, err)
 	stopAtEnd(t, func() int { return 0 }, n.Stop)
-	stream, err = connectNATS(t, n.ClientURL()).Stream(t.Context(), "S")
+	stream, err := connectNATS(t, n.ClientURL()).Stream(t.Context(), "S")
 	require.NoError(t, err)
 	msg, err := stream.GetMsg(t.Context(), 1)
 	require.NoError(t, err)
