@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"strings"
 
 	"github.com/tidwall/gjson"
 
@@ -47,9 +48,18 @@ func ReadAnswer(response *http.Response) ([]byte, Answer, error) {
 	if !tooDeep(body) && gjson.ValidBytes(body) {
 		found := gjson.GetManyBytes(body, "usage", "model", "id")
 		answer.Reading = readOpenAIUsage(found[0])
-		answer.Model, answer.UpstreamID = found[1].Str, found[2].Str
+		answer.Model, answer.UpstreamID = name(found[1]), name(found[2])
 	}
 	return body, answer, nil
+}
+
+// name is a name that the provider gives, cut to MaxName bytes: it goes into the event that tells what was spent, and an
+// event that is larger than the stream takes would leave the spend unrecorded.
+func name(value gjson.Result) string {
+	if len(value.Str) <= MaxName {
+		return value.Str
+	}
+	return strings.ToValidUTF8(value.Str[:MaxName], "")
 }
 
 // Sink is where a stream goes: the caller's connection.
@@ -185,7 +195,7 @@ func (s *stream) meter(event []byte) bool {
 	s.answer.Text += estimateText(deltaText(data))
 	if s.answer.Events == 1 {
 		found := gjson.GetManyBytes(data, "model", "id")
-		s.answer.Model, s.answer.UpstreamID = found[0].Str, found[1].Str
+		s.answer.Model, s.answer.UpstreamID = name(found[0]), name(found[1])
 	}
 	if bytes.Contains(data, errorField) && gjson.GetBytes(data, "error").IsObject() {
 		s.done = true
