@@ -48,9 +48,15 @@ func (x *exchange) used(answer provider.Answer, status int, output ledger.Tokens
 	if o.ModelServed == "" {
 		o.ModelServed = res.Model
 	}
-	if o.UsageState == "" {
-		o.UsageState = ledger.UsageEstimated
-		o.Usage = ledger.Usage{Input: x.request.Input, Output: output}
+	estimate := ledger.Usage{Input: x.request.Input, Output: output}
+	switch {
+	case o.UsageState == "":
+		o.Usage, o.UsageState = estimate, ledger.UsageEstimated
+	case o.UsageState == ledger.UsageInconsistent && o.Usage.Total() > absurd*res.Held.Tokens:
+		// Figures that contradict each other and leave all measure are a fault of the provider's; charged as they stand, one
+		// of them would shut every budget above.
+		x.g.log.Error("absurd usage, the estimate is charged", "request_id", res.ID, "tokens", o.Usage.Total())
+		o.Usage = estimate
 	}
 	if answer.Finish == ledger.ReasonClientGone {
 		o.OnDisconnect = string(x.verdict.Provider.OnDisconnect)
@@ -60,6 +66,9 @@ func (x *exchange) used(answer provider.Answer, status int, output ledger.Tokens
 	x.g.metrics.used(res.Provider, res.Model, o)
 	x.record(event.KindUsed, res, o, nil)
 }
+
+// absurd is how many times what was held an inconsistent usage may be and still be charged.
+const absurd = 10
 
 // price sets the cost. A class that the row does not price makes the whole answer cost its upper bound, as one component
 // that says so: never less than what will be billed for the rest, never silently nothing.

@@ -23,6 +23,7 @@ func golden(p problem) (int, http.Header, string) {
 	return recorder.Code, recorder.Header(), recorder.Body.String()
 }
 
+// Long: one row a kind of refusal.
 func TestProblemGolden(t *testing.T) {
 	t.Parallel()
 	resets := time.Date(2026, 12, 1, 0, 0, 0, 0, time.UTC)
