@@ -12,6 +12,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/stretchr/testify/require"
 
+	"tollgate/e2e/stack"
 	"tollgate/ledger"
 	"tollgate/ledger/event"
 	"tollgate/ledger/policy"
@@ -208,7 +209,7 @@ func TestPushedPolicyIsFollowed(t *testing.T) {
 		text := strings.Replace(policyText(w), "app-day", limit, 1)
 		_, err = bucket.PutString(t.Context(), policy.BucketKey, text)
 		require.NoError(t, err)
-		eventually(t, func() error {
+		stack.Eventually(t, func() error {
 			if p := w.gateway.admission.Policy(); p.Revision != policy.RevisionOf([]byte(text)) {
 				return fmt.Errorf("revision %s is in force", p.Revision)
 			}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"tollgate/e2e/stack"
 	"tollgate/ledger"
 	"tollgate/ledger/event"
 )
@@ -154,7 +155,7 @@ func TestShutdownWhileStreaming(t *testing.T) {
 	require.NoError(t, err)
 	stopped := make(chan error, 1)
 	go func() { stopped <- w.stop() }()
-	eventually(t, func() error {
+	stack.Eventually(t, func() error {
 		conn, err := net.Dial("tcp", strings.TrimPrefix(w.url, "http://"))
 		if err != nil {
 			return nil
@@ -199,7 +200,7 @@ func TestShutdownCuts(t *testing.T) {
 		require.NoError(t, err)
 	}
 	w.events(3)
-	eventually(t, func() error {
+	stack.Eventually(t, func() error {
 		if n := w.gateway.active.Load(); n != 3 {
 			return fmt.Errorf("%d active", n)
 		}

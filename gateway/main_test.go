@@ -1,7 +1,6 @@
 package gateway
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -58,54 +57,17 @@ type world struct {
 	gateway  *Gateway
 	outbox   *outbox.Outbox
 	registry *prometheus.Registry
-	logs     *logs
+	logs     *stack.Logs
 	url      string
 	client   *http.Client
 	follow   bool
 	stop     func() error
 }
 
-type logs struct {
-	mu   sync.Mutex
-	text bytes.Buffer
-}
-
-func (l *logs) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.Write(p)
-}
-
-func (l *logs) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.String()
-}
-
-// eventually polls until check has no error.
-func eventually(t testing.TB, check func() error) {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
-	defer cancel()
-	ticker := time.NewTicker(2 * time.Millisecond)
-	defer ticker.Stop()
-	for {
-		err := check()
-		if err == nil {
-			return
-		}
-		select {
-		case <-ctx.Done():
-			require.NoError(t, err)
-		case <-ticker.C:
-		}
-	}
-}
-
 // begin prepares a world whose gateway does not run yet.
 func begin(t testing.TB, provider http.HandlerFunc) *world {
 	t.Helper()
-	w := &world{TB: t, nats: stack.NATS(t), provider: httptest.NewServer(provider), registry: prometheus.NewRegistry(), logs: &logs{}}
+	w := &world{TB: t, nats: stack.NATS(t), provider: httptest.NewServer(provider), registry: prometheus.NewRegistry(), logs: &stack.Logs{}}
 	t.Cleanup(w.provider.Close)
 	w.config = Config{
 		LimiterTimeout: 5 * time.Second, MaxBody: 1 << 20, DialTimeout: 5 * time.Second, HeaderTimeout: time.Minute, ShutdownTimeout: 20 * time.Second,
@@ -201,7 +163,7 @@ func (w *world) run(limits string) *world {
 		require.NotContains(w, w.logs.String(), callerSecret)
 		require.NotContains(w, w.logs.String(), upstreamSecret)
 	})
-	eventually(w, w.gateway.Ready)
+	stack.Eventually(w, w.gateway.Ready)
 	return w
 }
 
@@ -282,7 +244,7 @@ func (w *world) problemOf(a answer) (p struct {
 func (w *world) events(n int) map[event.Kind][]*event.Event {
 	w.Helper()
 	var found map[event.Kind][]*event.Event
-	eventually(w, func() error {
+	stack.Eventually(w, func() error {
 		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 		defer cancel()
 		stream, err := w.js.Stream(ctx, event.Stream)

@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"tollgate/e2e/stack"
 	"tollgate/ledger/keys"
 )
 
@@ -75,7 +76,7 @@ func TestDirectoryOutlivesNATS(t *testing.T) {
 	_, ok := w.keys.Find("a")
 	require.True(t, ok)
 	require.NoError(t, w.nats.Restart(t.Context()))
-	eventually(t, func() error {
+	stack.Eventually(t, func() error {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 		defer cancel()
 		if !w.nc.IsConnected() {

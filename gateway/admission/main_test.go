@@ -1,12 +1,10 @@
 package admission
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
-	"sync"
 	"testing"
 	"time"
 
@@ -32,37 +30,6 @@ const (
 	app      = "checkout"
 )
 
-// eventually polls until check has no error.
-func eventually(t testing.TB, check func() error) {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
-	defer cancel()
-	ticker := time.NewTicker(2 * time.Millisecond)
-	defer ticker.Stop()
-	for {
-		err := check()
-		if err == nil {
-			return
-		}
-		select {
-		case <-ctx.Done():
-			require.NoError(t, err)
-		case <-ticker.C:
-		}
-	}
-}
-
-type logs struct {
-	mu   sync.Mutex
-	text bytes.Buffer
-}
-
-func (l *logs) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.Write(p)
-}
-
 // world is an admission on real Redis and NATS; the test plays the settler.
 type world struct {
 	testing.TB
@@ -73,7 +40,7 @@ type world struct {
 	nc       *nats.Conn
 	js       jetstream.JetStream
 	registry *prometheus.Registry
-	logs     *logs
+	logs     *stack.Logs
 	log      *slog.Logger
 }
 
@@ -86,7 +53,7 @@ type settings struct {
 
 func newWorld(t testing.TB, s settings, limits string) *world {
 	t.Helper()
-	w := &world{TB: t, url: stack.Redis(t), nats: stack.NATS(t), registry: prometheus.NewRegistry(), logs: &logs{}}
+	w := &world{TB: t, url: stack.Redis(t), nats: stack.NATS(t), registry: prometheus.NewRegistry(), logs: &stack.Logs{}}
 	w.log = slog.New(slog.NewTextHandler(w.logs, nil))
 	if s.redisURL == "" {
 		s.redisURL = w.url
@@ -187,7 +154,7 @@ func (w *world) putKey(secret string, r keys.Record) {
 	w.Helper()
 	data, err := r.Encode()
 	require.NoError(w, err)
-	eventually(w, func() error {
+	stack.Eventually(w, func() error {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 		defer cancel()
 		bucket, err := w.js.CreateOrUpdateKeyValue(ctx, jetstream.KeyValueConfig{Bucket: keys.Bucket})
@@ -212,7 +179,7 @@ func (w *world) follow() {
 
 func (w *world) awaitKey(secret string, want func(keys.Record) bool) {
 	w.Helper()
-	eventually(w, func() error {
+	stack.Eventually(w, func() error {
 		if r, ok := w.keys.Find(secret); !ok || !want(r) {
 			return fmt.Errorf("record %+v, known %v", r, ok)
 		}

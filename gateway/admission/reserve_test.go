@@ -291,7 +291,7 @@ func TestRebuildOnce(t *testing.T) {
 			}
 		})
 	}
-	eventually(t, func() error {
+	stack.Eventually(t, func() error {
 		if arrived.Load() < callers || asked.Load() == 0 {
 			return errors.New("not everybody is here")
 		}

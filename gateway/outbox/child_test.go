@@ -117,7 +117,7 @@ func TestKilled(t *testing.T) {
 			url = "nats://" + stack.FreeAddr(t)
 		}
 		p := startChild(t, roleRecord, dir, url)
-		eventually(t, func() error {
+		stack.Eventually(t, func() error {
 			if n := strings.Count(p.Log(), "recorded "); n < 30 {
 				return fmt.Errorf("%d recorded so far:\n%s", n, p.Log())
 			}

@@ -1,7 +1,6 @@
 package outbox
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"log/slog"
@@ -36,26 +35,6 @@ func testConfig(dir string) Config {
 	return Config{Dir: dir, AckTimeout: 500 * time.Millisecond, SyncEvery: 5 * time.Millisecond, SegmentBytes: 1 << 16}
 }
 
-// eventually polls until check has no error.
-func eventually(t testing.TB, check func() error) {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
-	defer cancel()
-	ticker := time.NewTicker(2 * time.Millisecond)
-	defer ticker.Stop()
-	for {
-		err := check()
-		if err == nil {
-			return
-		}
-		select {
-		case <-ctx.Done():
-			require.NoError(t, err)
-		case <-ticker.C:
-		}
-	}
-}
-
 func dial(url string) (*nats.Conn, error) {
 	return nats.Connect(url, nats.RetryOnFailedConnect(true), nats.MaxReconnects(-1), nats.ReconnectWait(10*time.Millisecond),
 		nats.ReconnectJitter(time.Millisecond, time.Millisecond), nats.ReconnectBufSize(-1), nats.PingInterval(200*time.Millisecond),
@@ -77,27 +56,10 @@ func away(t testing.TB) *nats.Conn {
 }
 
 // logs collects what is logged; safe for concurrent use.
-type logs struct {
-	mu   sync.Mutex
-	text bytes.Buffer
-}
-
-func (l *logs) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.Write(p)
-}
-
-func (l *logs) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.String()
-}
-
 type opened struct {
 	*Outbox
 	t        testing.TB
-	logs     *logs
+	logs     *stack.Logs
 	registry *prometheus.Registry
 	once     sync.Once
 	cancel   context.CancelFunc
@@ -107,7 +69,7 @@ type opened struct {
 // open opens an outbox that is closed at the latest when the test ends.
 func open(t testing.TB, config Config, nc *nats.Conn) *opened {
 	t.Helper()
-	o := &opened{t: t, logs: &logs{}, registry: prometheus.NewRegistry()}
+	o := &opened{t: t, logs: &stack.Logs{}, registry: prometheus.NewRegistry()}
 	var err error
 	o.Outbox, err = Open(config, nc, slog.New(slog.NewTextHandler(o.logs, nil)), o.registry)
 	require.NoError(t, err)
@@ -195,7 +157,7 @@ func newWorld(t testing.TB) *world {
 
 func (w *world) createStream() {
 	w.t.Helper()
-	eventually(w.t, func() error {
+	stack.Eventually(w.t, func() error {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 		defer cancel()
 		_, err := w.js.CreateStream(ctx, jetstream.StreamConfig{

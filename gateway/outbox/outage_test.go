@@ -10,6 +10,8 @@ import (
 
 	"github.com/nats-io/nats.go"
 	"github.com/stretchr/testify/require"
+
+	"tollgate/e2e/stack"
 )
 
 func TestStreamAwayFromTheStart(t *testing.T) {
@@ -65,9 +67,9 @@ func TestStreamComesAndGoes(t *testing.T) {
 			}
 			return nil
 		}
-		eventually(t, reached)
+		stack.Eventually(t, reached)
 		require.NoError(t, w.nats.Restart(t.Context()))
-		eventually(t, func() error {
+		stack.Eventually(t, func() error {
 			if !w.nc.IsConnected() {
 				return errors.New("not connected")
 			}

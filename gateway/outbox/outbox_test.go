@@ -15,6 +15,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/stretchr/testify/require"
 
+	"tollgate/e2e/stack"
 	"tollgate/ledger/event"
 )
 
@@ -182,10 +183,10 @@ func TestRotationAndConfirm(t *testing.T) {
 		}
 	}
 	o.Confirm(firsts[2]) // the third segment has more than its first event
-	eventually(t, count(3))
+	stack.Eventually(t, count(3))
 	o.Confirm(firsts[1]) // an old answer that comes late takes nothing back
 	o.Confirm(firsts[4] - 1)
-	eventually(t, count(1))
+	stack.Eventually(t, count(1))
 	o.Confirm(1 << 40)
 	o.end()
 	require.NoError(t, count(1)(), "the newest segment is where numbering goes on")
@@ -201,7 +202,7 @@ func TestConfirmedIsNotPending(t *testing.T) {
 	mustAppend(t, o, 40, 8<<10)
 	require.Equal(t, 40.0, o.gauge("tollgate_spool_events"))
 	o.Confirm(40)
-	eventually(t, pendingIs(o, 8))
+	stack.Eventually(t, pendingIs(o, 8))
 	require.Equal(t, 8.0, o.gauge("tollgate_spool_events"))
 }
 
@@ -233,7 +234,7 @@ func TestRecordWaitsForTheSyncOfAnother(t *testing.T) {
 		}
 		done <- released.Load()
 	}()
-	eventually(t, pendingIs(o, 1))
+	stack.Eventually(t, pendingIs(o, 1))
 	o.mu.Lock()
 	o.dirty = false // as another sync leaves it when it begins
 	o.mu.Unlock()
