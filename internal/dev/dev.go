@@ -61,6 +61,8 @@ type stop struct {
 // Run starts everything, prints one block when it is ready, and stops everything when ctx ends or a part fails. Nothing is
 // left running; the data stays, unless it was asked to be ephemeral.
 func Run(ctx context.Context, config Config, out io.Writer) (err error) {
+	ctx, release := withGoRun(ctx, os.Getppid)
+	defer release()
 	s := &system{config: config, out: out, failure: make(chan error, 1)}
 	defer func() { err = errors.Join(err, s.stop(ctx)) }()
 	for _, step := range []struct {
