@@ -28,6 +28,8 @@ type exchange struct {
 	verdict *admission.Verdict
 	traceID string
 
+	firstByte time.Duration // from sending the request to the provider's answer header; 0 without one
+
 	admitted bool // the reservation is on record: it needs an ending
 	ended    bool // and has one
 
@@ -191,7 +193,8 @@ func (x *exchange) forward(ctx context.Context) (*http.Response, bool) {
 		x.sendFailed(err)
 		return nil, false
 	}
-	x.g.metrics.upstream(res.Provider, res.Model, response.StatusCode, time.Since(sent))
+	x.firstByte = time.Since(sent)
+	x.g.metrics.upstream(res.Provider, res.Model, response.StatusCode, x.firstByte)
 	return response, true
 }
 

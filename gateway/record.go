@@ -43,7 +43,7 @@ func (x *exchange) used(answer provider.Answer, status int, output ledger.Tokens
 	res := x.verdict.Reservation
 	o := &event.Outcome{
 		ModelServed: answer.Model, Usage: answer.Usage, UsageState: answer.State, Status: status, UpstreamID: answer.UpstreamID,
-		Finish: answer.Finish, DurationMS: time.Since(x.start).Milliseconds(),
+		Finish: answer.Finish, FirstByteMS: x.firstByte.Milliseconds(), DurationMS: time.Since(x.start).Milliseconds(),
 	}
 	if o.ModelServed == "" {
 		o.ModelServed = res.Model

@@ -13,8 +13,8 @@ type Check struct {
 	OK      bool
 }
 
-// Verify looks at every invariant and returns them all, whether they hold or not. It reads the whole journal: about a
-// minute for ten million requests, without locking anybody. While events are in flight, I8 may fail for a moment.
+// Verify looks at every invariant and returns them all, whether they hold or not. It reads the whole
+// journal, so its time grows with it, without locking anybody. While events are in flight, I8 may fail for a moment.
 func (s *Store) Verify(ctx context.Context) ([]Check, error) {
 	checks := make([]Check, 0, len(invariants))
 	for _, inv := range invariants {
