@@ -125,7 +125,7 @@ func TestSettlerStartsLater(t *testing.T) {
 	key := s.KnownKey(system.App)
 	early := s.Send(t.Context(), s.Gateways[0].URL, system.Request{Key: key, Path: "/v1/embeddings", Body: system.EmbeddingBody(3)})
 	require.Equal(t, "REBUILDING", early.Reason, early.String())
-	require.Equal(t, http.StatusServiceUnavailable, early.Status)
+	require.Equal(t, http.StatusTooManyRequests, early.Status)
 	require.NotEmpty(t, early.Header.Get("Retry-After"))
 	s.AddSettler()
 	t.Logf("first decision %s after the settler is ready", firstDecision(t, s, key).Round(time.Millisecond))

@@ -40,13 +40,13 @@ func status(reason ledger.Reason) (code int, errorType, errorCode string) {
 		return http.StatusBadGateway, "server_error", "upstream_failed"
 	case ledger.ReasonUpstreamTimeout:
 		return http.StatusGatewayTimeout, "server_error", "upstream_timeout"
-	case ledger.ReasonRebuilding, ledger.ReasonLimiterDown, ledger.ReasonEventLogDown, ledger.ReasonShuttingDown:
+	case ledger.ReasonLimiterDown, ledger.ReasonEventLogDown, ledger.ReasonShuttingDown:
 		return http.StatusServiceUnavailable, "server_error", "service_unavailable"
 	case ledger.ReasonClientGone:
 		return 499, "invalid_request_error", "client_closed_request" // nobody reads it; the log does
 	case ledger.ReasonInternal:
 		return http.StatusInternalServerError, "server_error", "internal_error"
-	default:
+	default: // also REBUILDING and DEGRADED: SDKs wait and come back, and a limiter's trouble is no error of the server
 		return http.StatusTooManyRequests, "requests", "rate_limit_exceeded"
 	}
 }
@@ -79,7 +79,7 @@ func writeProblem(w http.ResponseWriter, p problem) {
 		if wait <= 0 {
 			wait = neverAgain
 		}
-	case code == http.StatusServiceUnavailable:
+	case code == http.StatusServiceUnavailable || code == http.StatusTooManyRequests:
 		wait = time.Second
 	case code < http.StatusInternalServerError:
 		header.Set("X-Should-Retry", "false")

@@ -82,6 +82,16 @@ func TestProblemGolden(t *testing.T) {
 			429, "60", "60000", "",
 			`{"error":{"message":"too fast","type":"requests","param":null,"code":"rate_limit_exceeded"},"tollgate":{"reason":"RPM_LIMIT","layer":"key","subject":"key:k_1","limit_name":"key-rpm","unit":"requests",` + rateFigures + `"retry_after_s":60,"options":[{"action":"wait","retry_after_s":60}]}}`,
 		},
+		"counters are rebuilt": {
+			problem{reason: ledger.ReasonRebuilding, message: "soon", refusal: &admission.Refusal{Reason: ledger.ReasonRebuilding, RetryAfter: time.Second}},
+			429, "1", "1000", "",
+			`{"error":{"message":"soon","type":"requests","param":null,"code":"rate_limit_exceeded"},"tollgate":{"reason":"REBUILDING","retry_after_s":1,"options":[{"action":"wait","retry_after_s":1}]}}`,
+		},
+		"degraded": {
+			problem{reason: ledger.ReasonDegraded, message: "soon"},
+			429, "1", "1000", "",
+			`{"error":{"message":"soon","type":"requests","param":null,"code":"rate_limit_exceeded"},"tollgate":{"reason":"DEGRADED","retry_after_s":1,"options":[{"action":"wait","retry_after_s":1}]}}`,
+		},
 		"redis is away": {
 			problem{reason: ledger.ReasonLimiterDown, message: "away"},
 			503, "1", "1000", "",

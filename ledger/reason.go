@@ -34,7 +34,8 @@ const (
 	ReasonBadRequest      Reason = "BAD_REQUEST"
 
 	ReasonRebuilding      Reason = "REBUILDING"       // counters are being rebuilt from the ledger
-	ReasonLimiterDown     Reason = "LIMITER_DOWN"     // Redis cannot be asked
+	ReasonDegraded        Reason = "DEGRADED"         // the limiter is unreachable and the local allowance is used up
+	ReasonLimiterDown     Reason = "LIMITER_DOWN"     // Redis cannot be asked, and nothing can be judged without it
 	ReasonEventLogDown    Reason = "EVENT_LOG_DOWN"   // neither the stream nor the outbox took the event
 	ReasonShuttingDown    Reason = "SHUTTING_DOWN"    // the gateway is stopping
 	ReasonUpstreamFailed  Reason = "UPSTREAM_FAILED"  // the provider could not be reached

@@ -25,6 +25,15 @@ type Refusal struct {
 	ResetsAt   time.Time     // zero when the limit never resets
 	RetryAfter time.Duration // the longest over all violated limits; 0 when waiting does not help
 	Exhausted  bool          // a budget: not worth an automatic retry
+
+	Queue         *QueueHint // where the request would wait, nil when no queue would take it
+	FallbackModel string     // a model that the caller may ask for instead, "" without one
+}
+
+// QueueHint is the place in a throttling queue and how long it takes to come to its head.
+type QueueHint struct {
+	Position     int // from 1
+	ExpectedWait time.Duration
 }
 
 // LimitState is what one limit showed when the request was judged, before the request itself.
