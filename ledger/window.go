@@ -111,3 +111,7 @@ const (
 	AlgorithmSlidingCounter Algorithm = "sliding_counter"
 	AlgorithmFixedWindow    Algorithm = "fixed_window"
 )
+
+// AlgorithmConcurrency names, in events and in Redis, the requests in flight under a concurrency limit. It is no algorithm of
+// the policy file, where such a limit is a number of its own.
+const AlgorithmConcurrency Algorithm = "concurrency"

@@ -16,7 +16,7 @@ import (
 func benchCall() *ReserveCall {
 	c := &ReserveCall{
 		App: "a", Generation: generation, TTL: time.Minute, Need: ledger.Amounts{Requests: 1, Tokens: 900, NanoUSD: 150_000},
-		Rates: []Rate{{requestLog, 100, time.Minute, 0}, {tokenLog, 100_000, time.Minute, 0}},
+		Rates: []Rate{{Rate: requestLog, Amount: 100, Window: time.Minute}, {Rate: tokenLog, Amount: 100_000, Window: time.Minute}},
 	}
 	now := time.Now()
 	for _, tier := range []ledger.Tier{ledger.TierPlatform, ledger.TierApp, ledger.TierKey, ledger.TierUser} {
@@ -24,7 +24,7 @@ func benchCall() *ReserveCall {
 			c.Counters = append(c.Counters, ledger.Counter{
 				Tier: tier, Subject: string(tier) + ":bench", Period: period, Window: ledger.Calendar{}.Window(period, now),
 			})
-			c.Budgets = append(c.Budgets, Budget{len(c.Counters) - 1, ledger.UnitUSD, 1 << 60})
+			c.Budgets = append(c.Budgets, Budget{Counter: len(c.Counters) - 1, Unit: ledger.UnitUSD, Limit: 1 << 60})
 		}
 	}
 	return c

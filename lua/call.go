@@ -19,6 +19,9 @@ func (c *ReserveCall) check() error {
 		if b.Counter < 0 || b.Counter >= len(c.Counters) || unitIndex[b.Unit] == 0 {
 			return fmt.Errorf("%w: budget on counter %d of %d in %q", ErrCall, b.Counter, len(c.Counters), b.Unit)
 		}
+		if b.Soft {
+			return fmt.Errorf("%w: a soft budget is not judged yet", ErrCall)
+		}
 	}
 	for i := range c.Rates {
 		if err := c.Rates[i].check(c.Need); err != nil {
@@ -30,6 +33,8 @@ func (c *ReserveCall) check() error {
 
 func (r *Rate) check(need ledger.Amounts) error {
 	switch {
+	case r.Algorithm != ledger.AlgorithmTokenBucket && r.Algorithm != ledger.AlgorithmSlidingLog || r.Soft:
+		return fmt.Errorf("%s is not judged yet, nor a soft rate", r.Algorithm)
 	case r.Unit != ledger.UnitRequests && r.Unit != ledger.UnitTokens:
 		return fmt.Errorf("a speed in %q", r.Unit)
 	case r.Window < time.Microsecond || r.Amount < 0 || r.Amount > most || r.Burst < 0 || r.Burst > most || need.In(r.Unit) > most:

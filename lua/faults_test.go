@@ -177,7 +177,7 @@ func TestOnlyWhatWasSentIsUnknown(t *testing.T) {
 func TestScriptsAreWhatTheyAreNamedBy(t *testing.T) {
 	t.Parallel()
 	s := newStore(t)
-	for _, sc := range []script{s.Scripts.reserve, s.Scripts.settle, s.Scripts.rebuild} {
+	for _, sc := range []script{s.Scripts.reserve, s.Scripts.settle, s.Scripts.rebuild, s.Scripts.renew} {
 		hash, err := s.redis.ScriptLoad(t.Context(), sc.source).Result()
 		require.NoError(t, err, strings.SplitN(sc.source, "\n", 2)[0])
 		require.Equal(t, hash, sc.hash)

@@ -53,6 +53,11 @@ func counterKey(app string, c *ledger.Counter) string {
 	return b.String()
 }
 
+// inflightKey is the set of requests in flight under a concurrency limit.
+func inflightKey(app string, r *ledger.Rate) string {
+	return tag(slotOf(app, r.Tier)) + "inflight:" + r.Limit + ":" + r.Subject
+}
+
 // rateKeys are the one or two keys that hold the state of a rate. The algorithm is in the name, so a limit that changes its
 // algorithm never meets state of another type.
 func rateKeys(app string, r *ledger.Rate) []string {

@@ -47,6 +47,8 @@ var (
 	settleSource string
 	//go:embed rebuild.lua
 	rebuildSource string
+	//go:embed renew_leases.lua
+	renewSource string
 )
 
 // ErrReply is wrapped by every call whose script answered something else than its header says: state of a wrong type, or
@@ -64,6 +66,7 @@ type Scripts struct {
 	reserve script
 	settle  script
 	rebuild script
+	renew   script
 }
 
 // New binds the scripts to a client, which should come from Connect: its timeouts are then those of a limiter.
@@ -73,6 +76,7 @@ func New(client redis.UniversalClient) *Scripts {
 		reserve: newScript(reserveSource),
 		settle:  newScript(settleSource),
 		rebuild: newScript(rebuildSource),
+		renew:   newScript(renewSource),
 	}
 }
 

@@ -96,10 +96,10 @@ func (s *store) Reserve(c ledgertest.Reserve) ledgertest.Decision {
 	s.t.Helper()
 	call := ReserveCall{ID: c.ID, App: c.App, Generation: c.Generation, TTL: c.TTL, Need: c.Need, Counters: c.Counters}
 	for _, b := range c.Budgets {
-		call.Budgets = append(call.Budgets, Budget(b))
+		call.Budgets = append(call.Budgets, Budget{Counter: b.Counter, Unit: b.Unit, Limit: b.Limit})
 	}
 	for _, r := range c.Rates {
-		call.Rates = append(call.Rates, Rate(r))
+		call.Rates = append(call.Rates, Rate{Rate: r.Rate, Amount: r.Amount, Window: r.Window, Burst: r.Burst})
 	}
 	s.last = s.reserve(&call)
 	d := ledgertest.Decision{Outcome: map[Status]ledgertest.Outcome{

@@ -22,10 +22,10 @@ type admission struct {
 func TestNoWindowAdmitsTooMuch(t *testing.T) {
 	t.Parallel()
 	for name, rate := range map[string]Rate{
-		"log of requests":    {requestLog, 5, 20 * time.Millisecond, 0},
-		"log of tokens":      {tokenLog, 500, 30 * time.Millisecond, 0},
-		"bucket of requests": {ledger.Rate{Tier: ledger.TierApp, Limit: "b", Subject: "app:a", Algorithm: ledger.AlgorithmTokenBucket, Unit: ledger.UnitRequests}, 7, 40 * time.Millisecond, 3},
-		"bucket of tokens":   {tokenBucket, 997, 30 * time.Millisecond, 400},
+		"log of requests":    {Rate: requestLog, Amount: 5, Window: 20 * time.Millisecond},
+		"log of tokens":      {Rate: tokenLog, Amount: 500, Window: 30 * time.Millisecond},
+		"bucket of requests": {Rate: ledger.Rate{Tier: ledger.TierApp, Limit: "b", Subject: "app:a", Algorithm: ledger.AlgorithmTokenBucket, Unit: ledger.UnitRequests}, Amount: 7, Window: 40 * time.Millisecond, Burst: 3},
+		"bucket of tokens":   {Rate: tokenBucket, Amount: 997, Window: 30 * time.Millisecond, Burst: 400},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -89,7 +89,7 @@ func TestTheEdgeOfALogIsExact(t *testing.T) {
 			now, err := s.redis.Time(t.Context()).Result()
 			require.NoError(t, err)
 			window := now.Sub(time.UnixMicro(first + length/4))
-			c.ID, c.Rates = fmt.Sprint(i), []Rate{{identity, 0, window, 0}}
+			c.ID, c.Rates = fmt.Sprint(i), []Rate{{Rate: identity, Amount: 0, Window: window}}
 			d := s.reserve(c)
 			require.Equal(t, StatusRefused, d.Status)
 			gone := d.Now.Add(-window).UnixMicro() - first + 1
@@ -106,9 +106,9 @@ func TestTheEdgeOfALogIsExact(t *testing.T) {
 func TestWaitIsKept(t *testing.T) {
 	t.Parallel()
 	for name, rate := range map[string]Rate{
-		"log of requests": {requestLog, 1, 30 * time.Millisecond, 0},
-		"log of tokens":   {tokenLog, 100, 30 * time.Millisecond, 0},
-		"bucket":          {tokenBucket, 100, 30 * time.Millisecond, 100},
+		"log of requests": {Rate: requestLog, Amount: 1, Window: 30 * time.Millisecond},
+		"log of tokens":   {Rate: tokenLog, Amount: 100, Window: 30 * time.Millisecond},
+		"bucket":          {Rate: tokenBucket, Amount: 100, Window: 30 * time.Millisecond, Burst: 100},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -135,7 +135,7 @@ func TestWaitIsKept(t *testing.T) {
 func TestWaitOfALongLogIsBounded(t *testing.T) {
 	t.Parallel()
 	s := newStore(t).open("a")
-	rate := Rate{tokenLog, 1200, time.Minute, 0}
+	rate := Rate{Rate: tokenLog, Amount: 1200, Window: time.Minute}
 	c := &ReserveCall{App: "a", Generation: generation, TTL: time.Minute, Rates: []Rate{rate}, Need: ledger.Amounts{Tokens: 1}}
 	var first, hundredth time.Time
 	for i := range 1200 {
@@ -163,10 +163,10 @@ func TestABucketKeepsItsDebtWhenItsLimitChanges(t *testing.T) {
 	t.Parallel()
 	s := newStore(t).open("a")
 	c := &ReserveCall{ID: "r", App: "a", Generation: generation, TTL: time.Minute, Need: ledger.Amounts{Tokens: 90}}
-	c.Rates = []Rate{{tokenBucket, 100, time.Hour, 100}}
+	c.Rates = []Rate{{Rate: tokenBucket, Amount: 100, Window: time.Hour, Burst: 100}}
 	require.Equal(t, StatusAllowed, s.reserve(c).Status)
 	for i, rate := range []Rate{
-		{tokenBucket, 7, 24 * time.Hour, 100}, {tokenBucket, 1000, 24 * time.Hour, 5000}, {tokenBucket, 99, time.Hour, 95},
+		{Rate: tokenBucket, Amount: 7, Window: 24 * time.Hour, Burst: 100}, {Rate: tokenBucket, Amount: 1000, Window: 24 * time.Hour, Burst: 5000}, {Rate: tokenBucket, Amount: 99, Window: time.Hour, Burst: 95},
 	} {
 		c.ID, c.Need.Tokens, c.Rates = fmt.Sprint(i), ledger.Tokens(rate.Burst-89), []Rate{rate}
 		d := s.reserve(c)
@@ -185,7 +185,7 @@ func TestWaitsAreNeverNegative(t *testing.T) {
 	t.Parallel()
 	s := newStore(t).open("a")
 	c := &ReserveCall{ID: "r", App: "a", Generation: generation, TTL: time.Minute, Need: ledger.Amounts{Tokens: 1 << 52}}
-	c.Rates = []Rate{{tokenBucket, 1, 24 * time.Hour, 1}, {tokenLog, 1, 24 * time.Hour, 0}}
+	c.Rates = []Rate{{Rate: tokenBucket, Amount: 1, Window: 24 * time.Hour, Burst: 1}, {Rate: tokenLog, Amount: 1, Window: 24 * time.Hour}}
 	for _, r := range s.reserve(c).Rates {
 		require.Positive(t, r.Wait)
 	}

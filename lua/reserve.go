@@ -26,14 +26,18 @@ type Budget struct {
 	Counter int // index into ReserveCall.Counters
 	Unit    ledger.Unit
 	Limit   int64 // in unit; nano-dollars for usd
+	Soft    bool  // judged and told, but never a reason to refuse; what is held counts all the same
 }
 
-// Rate limits a speed. Amounts are in the rate's unit.
+// Rate limits a speed, or with AlgorithmConcurrency how many requests are in flight. Amounts are in the rate's unit.
 type Rate struct {
 	ledger.Rate
-	Amount int64 // a window
-	Window time.Duration
-	Burst  int64 // capacity of a token bucket; unused by a log
+	Amount int64         // a window; of requests in flight, the most
+	Window time.Duration // unused by requests in flight
+	Burst  int64         // capacity of a token bucket; unused by the others
+	// Soft: judged and told, but never a reason to refuse. Where the request does not fit it is not charged either, so that
+	// the state stays within the limit; the caller then leaves the rate out of the settlement.
+	Soft bool
 }
 
 // Status is the outcome of Reserve.

@@ -36,11 +36,11 @@ func fullCall(id string) *ReserveCall {
 		ID: id, App: "a", Generation: generation, TTL: time.Minute,
 		Need:     ledger.Amounts{Requests: 1, Tokens: 10, NanoUSD: 100},
 		Counters: []ledger.Counter{appTotal, planTotal},
-		Budgets:  []Budget{{0, ledger.UnitRequests, 100}, {1, ledger.UnitUSD, 100_000}},
+		Budgets:  []Budget{{Counter: 0, Unit: ledger.UnitRequests, Limit: 100}, {Counter: 1, Unit: ledger.UnitUSD, Limit: 100_000}},
 		Rates: []Rate{
-			{requestLog, 100, time.Minute, 0},
-			{tokenLog, 1000, time.Minute, 0},
-			{tokenBucket, 1000, time.Minute, 1000},
+			{Rate: requestLog, Amount: 100, Window: time.Minute},
+			{Rate: tokenLog, Amount: 1000, Window: time.Minute},
+			{Rate: tokenBucket, Amount: 1000, Window: time.Minute, Burst: 1000},
 		},
 	}
 }
@@ -97,8 +97,8 @@ func TestNeedEqualToTheLimitFits(t *testing.T) {
 	t.Parallel()
 	s := newStore(t).open("a")
 	c := fullCall("r")
-	c.Budgets = []Budget{{0, ledger.UnitRequests, 1}, {0, ledger.UnitTokens, 10}, {1, ledger.UnitUSD, 100}}
-	c.Rates = []Rate{{requestLog, 1, time.Minute, 0}, {tokenLog, 10, time.Minute, 0}, {tokenBucket, 1, time.Minute, 10}}
+	c.Budgets = []Budget{{Counter: 0, Unit: ledger.UnitRequests, Limit: 1}, {Counter: 0, Unit: ledger.UnitTokens, Limit: 10}, {Counter: 1, Unit: ledger.UnitUSD, Limit: 100}}
+	c.Rates = []Rate{{Rate: requestLog, Amount: 1, Window: time.Minute}, {Rate: tokenLog, Amount: 10, Window: time.Minute}, {Rate: tokenBucket, Amount: 1, Window: time.Minute, Burst: 10}}
 	require.Equal(t, StatusAllowed, s.reserve(c).Status)
 	c.ID, c.Need = "again", ledger.Amounts{Requests: 1}
 	d := s.reserve(c)
@@ -265,9 +265,9 @@ func TestConcurrentReservesStopAtTheLimit(t *testing.T) {
 		budget Budget
 		want   int64
 	}{
-		"300 requests":                     {Budget{0, ledger.UnitRequests, 300}, 300},
-		"dollars for exactly 100":          {Budget{0, ledger.UnitUSD, 100 * 12_345_678_901}, 100},
-		"a nano-dollar short of the 100th": {Budget{0, ledger.UnitUSD, 100*12_345_678_901 - 1}, 99},
+		"300 requests":                     {Budget{Counter: 0, Unit: ledger.UnitRequests, Limit: 300}, 300},
+		"dollars for exactly 100":          {Budget{Counter: 0, Unit: ledger.UnitUSD, Limit: 100 * 12_345_678_901}, 100},
+		"a nano-dollar short of the 100th": {Budget{Counter: 0, Unit: ledger.UnitUSD, Limit: 100*12_345_678_901 - 1}, 99},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -48,7 +48,7 @@ func TestCorrectionAfterTheEntryLeftTheWindow(t *testing.T) {
 	t.Parallel()
 	for _, trimmed := range []bool{false, true} {
 		s := newStore(t).open("a")
-		rate := Rate{tokenLog, 100, 20 * time.Millisecond, 0}
+		rate := Rate{Rate: tokenLog, Amount: 100, Window: 20 * time.Millisecond}
 		call := func(id string, need ledger.Tokens) *ReserveCall {
 			return &ReserveCall{
 				ID: id, App: "a", Generation: generation, TTL: time.Minute,
@@ -74,7 +74,7 @@ func TestCorrectionFindsAnIdleBucket(t *testing.T) {
 	t.Parallel()
 	s := newStore(t).open("a")
 	c := fullCall("r")
-	c.Rates = []Rate{{tokenBucket, 1000, time.Second, 1000}}
+	c.Rates = []Rate{{Rate: tokenBucket, Amount: 1000, Window: time.Second, Burst: 1000}}
 	require.Equal(t, StatusAllowed, s.reserve(c).Status)
 	key := rateKeys("a", &tokenBucket)[0]
 	ttl, err := s.redis.PTTL(t.Context(), key).Result()

@@ -1,0 +1,105 @@
+package lua
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"tollgate/ledger"
+)
+
+var (
+	appInFlight = ledger.Rate{
+		Tier: ledger.TierApp, Limit: "in-flight", Subject: "app:a", Algorithm: ledger.AlgorithmConcurrency, Unit: ledger.UnitRequests,
+	}
+	providerInFlight = ledger.Rate{
+		Tier: ledger.TierProvider, Limit: "upstream", Subject: "provider:p", Algorithm: ledger.AlgorithmConcurrency,
+		Unit: ledger.UnitRequests,
+	}
+)
+
+// leases is every lease of the limit with the instant it lapses at.
+func (s *store) leases(rate ledger.Rate) map[string]time.Time {
+	s.t.Helper()
+	found, err := s.redis.ZRangeWithScores(s.t.Context(), inflightKey("a", &rate), 0, -1).Result()
+	require.NoError(s.t, err)
+	all := map[string]time.Time{}
+	for _, z := range found {
+		all[z.Member.(string)] = time.UnixMilli(int64(z.Score)).UTC()
+	}
+	return all
+}
+
+func TestLeasesAreRenewedAddedAgainAndReleased(t *testing.T) {
+	t.Parallel()
+	s := newStore(t).open("a")
+	ctx := t.Context()
+	var all []Lease
+	for i := range 2*leaseChunk + 3 {
+		for _, rate := range []ledger.Rate{appInFlight, providerInFlight} {
+			all = append(all, Lease{App: "a", Rate: rate, ReservationID: fmt.Sprint("r", i)})
+		}
+	}
+	soon, late := time.Now().Add(time.Second).UTC().Truncate(time.Millisecond), time.Now().Add(time.Hour).UTC().Truncate(time.Millisecond)
+	require.NoError(t, s.redis.ZAdd(ctx, inflightKey("a", &appInFlight),
+		redis.Z{Score: float64(soon.UnixMilli()), Member: "r0"}, redis.Z{Score: float64(late.UnixMilli()), Member: "r1"},
+		redis.Z{Score: 1, Member: "lapsed"}).Err())
+
+	before, err := s.redis.Time(ctx).Result()
+	require.NoError(t, err)
+	require.NoError(t, s.RenewLeases(ctx, all))
+	after, err := s.redis.Time(ctx).Result()
+	require.NoError(t, err)
+	for _, rate := range []ledger.Rate{appInFlight, providerInFlight} {
+		leases := s.leases(rate)
+		require.Len(t, leases, 2*leaseChunk+3, "without the one that had lapsed")
+		for id, lapses := range leases {
+			if id == "r1" && rate == appInFlight {
+				require.Equal(t, late, lapses, "never shortened")
+				continue
+			}
+			require.False(t, lapses.Before(before.Add(LeaseTTL).Truncate(time.Millisecond)), id)
+			require.False(t, lapses.After(after.Add(LeaseTTL)), id)
+		}
+	}
+	s.requireTTLs()
+
+	for range 2 {
+		require.NoError(t, s.ReleaseLeases(ctx, all[2:]))
+		require.Len(t, s.leases(appInFlight), 1)
+		require.Len(t, s.leases(providerInFlight), 1)
+	}
+	require.NoError(t, s.ReleaseLeases(ctx, all))
+	require.Empty(t, s.keys("*:inflight:*"))
+	require.NoError(t, s.RenewLeases(ctx, nil))
+	require.NoError(t, s.ReleaseLeases(ctx, nil))
+}
+
+// A renewal that was on its way when its request was settled takes up no room.
+func TestARenewalAfterTheEndAddsNothing(t *testing.T) {
+	t.Parallel()
+	s := newStore(t).open("a")
+	require.Equal(t, StatusAllowed, s.reserve(fullCall("ended")).Status)
+	require.EqualValues(t, 1, s.settle(nil, ending(fullCall("ended"), 1)).Ended)
+	require.NoError(t, s.RenewLeases(t.Context(), []Lease{{"a", appInFlight, "ended"}, {"a", appInFlight, "unknown"}}))
+	require.Len(t, s.leases(appInFlight), 1)
+	require.Contains(t, s.leases(appInFlight), "unknown", "admitted while Redis was not asked, or lost by it")
+}
+
+// One key of a wrong type is told, and costs no other limit its leases.
+func TestLeasesInAKeyOfAWrongType(t *testing.T) {
+	t.Parallel()
+	s := newStore(t)
+	require.NoError(t, s.redis.Set(t.Context(), inflightKey("a", &appInFlight), "x", time.Minute).Err())
+	var leases []Lease
+	for i := range leaseChunk + 1 {
+		leases = append(leases, Lease{"a", appInFlight, fmt.Sprint(i)}, Lease{"a", providerInFlight, fmt.Sprint(i)})
+	}
+	require.ErrorContains(t, s.RenewLeases(t.Context(), leases), "WRONGTYPE")
+	require.Len(t, s.leases(providerInFlight), leaseChunk+1)
+	require.ErrorContains(t, s.ReleaseLeases(t.Context(), leases), "WRONGTYPE")
+	require.Empty(t, s.leases(providerInFlight))
+}
