@@ -6,97 +6,93 @@ import (
 	"tollgate/ledger"
 )
 
-// What the heuristic counts, in hundredths of a token. Latin letters make about four to a token, digits three, punctuation
-// two; a character outside ASCII counts as one. Blanks join the word that follows.
-const (
-	perLetter = 25
-	perDigit  = 34
-	perSymbol = 50
-	perRune   = 100
+// Estimate is what a request will use, judged from its body alone. It is what admission corrects by what earlier requests
+// really used.
+type Estimate struct {
+	Input   ledger.Tokens // before any correction
+	Exact   bool          // no part of Input was guessed: the model's own tokenizer counted it, or it is tokens already
+	Output  ledger.Tokens // the most that all answers together can have, DefaultOutput for each where the body gives no bound
+	Bounded bool          // the body gives the bound of Output
+	Choices int64         // answers asked for; 0 where an answer has no tokens, as with embeddings
+}
 
-	perMessage = 400 // role and separators of one message
-	perReply   = 300 // the primer of the answer
+// correction covers what the heuristic misses, in percent, until something better is learned.
+const correction = 110
 
-	// correction covers what the rule misses, in percent.
-	correction = 110
-
-	imageTokens = 1600 // one image of a message: above a full-size image at high detail
-)
-
-// estimateText gives hundredths of a token.
-func estimateText(s string) int64 {
-	var sum int64
-	for i := 0; i < len(s); i++ {
-		switch c := s[i]; {
-		case c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z':
-			sum += perLetter
-		case c >= '0' && c <= '9':
-			sum += perDigit
-		case c <= ' ':
-		case c < 0x80:
-			sum += perSymbol
-		case c >= 0xc0: // the first byte of a longer character
-			sum += perRune
-		}
+// Corrected is what is held for the input while nothing is learned about the caller: the heuristic's figure with a margin,
+// the tokenizer's as it is.
+func (e Estimate) Corrected() ledger.Tokens {
+	if e.Exact {
+		return e.Input
 	}
-	return sum
+	return (e.Input*correction + 99) / 100
 }
 
-// tokens rounds hundredths up, with the correction.
-func tokens(hundredths int64) ledger.Tokens {
-	return ledger.Tokens((hundredths*correction + 9_999) / 10_000)
-}
-
-// estimateMessages estimates a chat's messages. Text parts count by the heuristic, an image a flat imageTokens, any other
-// part by the length of its JSON.
-func estimateMessages(messages gjson.Result) ledger.Tokens {
-	var sum int64 = perReply
-	var images ledger.Tokens
-	messages.ForEach(func(_, message gjson.Result) bool {
-		sum += perMessage
-		message.ForEach(func(key, value gjson.Result) bool {
-			switch {
-			case key.Str == "role":
-			case key.Str == "content" && value.IsArray():
-				value.ForEach(func(_, part gjson.Result) bool {
-					switch part.Get("type").Str {
-					case "text", "refusal":
-						sum += estimateText(part.Get("text").Str) + estimateText(part.Get("refusal").Str)
-					case "image_url":
-						images += imageTokens
-					default:
-						sum += estimateText(part.Raw)
-					}
-					return true
-				})
-			case value.Type == gjson.String:
-				sum += estimateText(value.Str)
-			case value.Type != gjson.Null:
-				sum += estimateText(value.Raw)
-			}
-			return true
-		})
-		return true
-	})
-	return tokens(sum) + images
-}
-
-// estimateInput estimates the input of completions and embeddings: a text, texts, tokens or lists of tokens. Tokens are
-// counted exactly.
-func estimateInput(input gjson.Result) ledger.Tokens {
-	switch {
-	case input.Type == gjson.String:
-		return max(1, tokens(estimateText(input.Str)))
-	case input.Type == gjson.Number:
-		return 1
-	case input.IsArray():
-		var sum ledger.Tokens
-		input.ForEach(func(_, item gjson.Result) bool {
-			sum += estimateInput(item)
-			return true
-		})
-		return sum
-	default:
-		return tokens(estimateText(input.Raw))
+// estimate sets what the request will use. bound is the most tokens of one answer, 0 where the body gives none; choices is
+// how many answers it asks for, 0 where answers have no tokens.
+func (r *Request) estimate(found map[string]gjson.Result, bound, choices int64) {
+	r.raw = Estimate{Bounded: bound > 0, Choices: choices}
+	if bound == 0 {
+		bound = int64(DefaultOutput)
 	}
+	r.raw.Output = ledger.Tokens(bound * choices)
+	r.raw.Input, r.raw.Exact = estimateInput(r.Endpoint, r.Model, found)
+	r.Input, r.Output = r.raw.Corrected(), r.raw.Output
+}
+
+// Estimate is what the request will use when a model serves it, by that model's tokenizer and rules. model is the provider's
+// name for it, which may be another than the one that was asked for.
+func (r *Request) Estimate(model string) (Estimate, error) {
+	if model == r.Model {
+		return r.raw, nil
+	}
+	found, err := fields(r.body)
+	if err != nil {
+		return Estimate{}, err
+	}
+	e := r.raw
+	e.Input, e.Exact = estimateInput(r.Endpoint, model, found)
+	return e, nil
+}
+
+// inputs adds up a request's input, by the path of its endpoint.
+var inputs = map[string]func(e *estimator, found map[string]gjson.Result){
+	Chat.Path:        (*estimator).chat,
+	Completions.Path: (*estimator).completions,
+	Embeddings.Path:  (*estimator).embeddings,
+	"/v1/messages":   (*estimator).messages,
+}
+
+func estimateInput(endpoint Endpoint, model string, found map[string]gjson.Result) (input ledger.Tokens, exact bool) {
+	e := newEstimator(model)
+	inputs[endpoint.Path](e, found)
+	return max(1, e.tokens()), e.rough == 0
+}
+
+// estimator adds up what the input of one request uses with one model.
+type estimator struct {
+	counted int64 // tokens
+	rough   int64 // hundredths of a token, by the heuristic
+}
+
+func newEstimator(string) *estimator { return &estimator{} }
+
+// add counts tokens that a rule gives.
+func (e *estimator) add(tokens int64) { e.counted += tokens }
+
+// frame counts tokens that stand around texts: as the provider documents them, or as other providers do.
+func (e *estimator) frame(tokens int64) { e.rough += 100 * tokens }
+
+// text counts a text.
+func (e *estimator) text(s string) { e.rough += estimateText(s) }
+
+// image counts an image: data is its base64 or a data: URL, or anything else where its size cannot be read.
+func (e *estimator) image(_, _ string) { e.rough += 100 * imageTokens }
+
+// document counts a file: data is its base64 or a data: URL, "" where it is stored elsewhere.
+func (e *estimator) document(_, data string) { e.rough += estimateText(data) }
+
+// tokens is the sum, rounded up.
+func (e *estimator) tokens() ledger.Tokens {
+	return ledger.Tokens(e.counted + (e.rough+99)/100)
 }

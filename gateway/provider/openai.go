@@ -31,24 +31,21 @@ func ParseOpenAI(endpoint Endpoint, body []byte) (*Request, error) {
 		if !found["input"].Exists() {
 			return nil, &RequestError{"input", "you must provide an input"}
 		}
-		r.Input = max(1, estimateInput(found["input"]))
+		r.estimate(found, 0, 0)
 		return r, nil
 	}
 	if err := r.readStream(found); err != nil {
 		return nil, err
 	}
-	if endpoint == Chat {
-		if !found["messages"].IsArray() {
-			return nil, &RequestError{"messages", "you must provide a list of messages"}
-		}
-		r.Input = estimateMessages(found["messages"])
-	} else {
-		r.Input = max(1, estimateInput(found["prompt"]))
+	if endpoint == Chat && !found["messages"].IsArray() {
+		return nil, &RequestError{"messages", "you must provide a list of messages"}
 	}
-	for _, name := range []string{"tools", "functions", "response_format"} {
-		r.Input += tokens(estimateText(found[name].Raw))
+	bound, choices, err := r.readBound(found)
+	if err != nil {
+		return nil, err
 	}
-	return r, r.readBound(found)
+	r.estimate(found, bound, choices)
+	return r, nil
 }
 
 func (r *Request) readStream(found map[string]gjson.Result) error {
@@ -74,40 +71,36 @@ func (r *Request) readStream(found map[string]gjson.Result) error {
 // maxChoices bounds how many answers one request may ask for.
 const maxChoices = 1000
 
-// readBound sets the most tokens that the answer can have. n and best_of multiply it, and so does each prompt of
-// completions.
-func (r *Request) readBound(found map[string]gjson.Result) error {
-	names, choices := []string{"max_completion_tokens", "max_tokens"}, int64(1)
+// readBound reads the most tokens that one answer can have, 0 where the body does not say, and how many answers there will
+// be: n or best_of for each prompt of completions.
+func (r *Request) readBound(found map[string]gjson.Result) (bound, choices int64, err error) {
+	names := []string{"max_completion_tokens", "max_tokens"}
+	choices = 1
 	if r.Endpoint == Completions {
 		names, choices = names[1:], prompts(found["prompt"]) // its provider does not know the other name
 	}
-	bound := int64(0)
 	for _, name := range names {
 		n, _, err := count(found, name)
 		if err != nil {
-			return err
+			return 0, 0, err
 		}
 		bound = max(bound, n)
-	}
-	if bound == 0 {
-		bound = int64(DefaultOutput)
 	}
 	each := int64(1)
 	for _, name := range []string{"n", "best_of"} {
 		n, _, err := count(found, name)
 		if err != nil {
-			return err
+			return 0, 0, err
 		}
 		if n > maxChoices {
-			return &RequestError{name, fmt.Sprintf("%d is more than the %d choices that can be metered", n, maxChoices)}
+			return 0, 0, &RequestError{name, fmt.Sprintf("%d is more than the %d choices that can be metered", n, maxChoices)}
 		}
 		each = max(each, n)
 	}
 	if choices > maxChoices*maxChoices {
-		return &RequestError{"prompt", fmt.Sprintf("%d prompts are more than can be metered", choices)}
+		return 0, 0, &RequestError{"prompt", fmt.Sprintf("%d prompts are more than can be metered", choices)}
 	}
-	r.Output = ledger.Tokens(bound * choices * each)
-	return nil
+	return bound, choices * each, nil
 }
 
 // prompts counts the prompts of completions: a list of texts or of lists is as many, a text or a list of tokens is one.

@@ -18,8 +18,9 @@ type Request struct {
 	User       string // the end user the body names, "" when it names none
 	Stream     bool
 	UsageAsked bool          // the caller wants the usage chunk of a stream for itself
-	Input      ledger.Tokens // estimate of the input
+	Input      ledger.Tokens // estimate of the input, with a margin
 	Output     ledger.Tokens // the most the answer can have, or DefaultOutput a choice when the body gives no bound
+	raw        Estimate      // for the model that the body names
 	body       []byte
 }
 
