@@ -29,7 +29,8 @@
 //	subject  key:k_7f[endpoint=chat,model=gpt-4o]?plan=free
 //
 // The subjects of the tiers are platform:all, cluster:all, provider:openai, plan:paid, app:checkout, key:k_7f,
-// user:checkout/alice, endpoint:/v1/chat/completions and ip:192.0.2.7. Dimensions, and conditions after "?", are sorted.
+// user:checkout/alice, endpoint:/v1/chat/completions and ip:192.0.2.7 (of IPv6 the network of 64 bits). Dimensions, and
+// conditions after "?", are sorted.
 //
 //   - Two different names never give one subject. Within a name the bytes "[ ] ? , = : { } % ~", control characters, space
 //     and everything outside ASCII are written %XX. A name longer than 128 bytes is written %sha256- and its digest, which no

@@ -1,7 +1,6 @@
 package policy
 
 import (
-	"fmt"
 	"math"
 	"math/bits"
 	"net/netip"
@@ -308,13 +307,27 @@ func (f *file) endpoint(v value, name string, names []string) bool {
 	return true
 }
 
-// ip reports what is not an IP address in its usual form, because no request is matched by another spelling.
+// ip reports what no client's address is counted as: IPv4 addresses stand for themselves, IPv6 addresses for their /64, both
+// in their usual form, because no request is matched by another spelling.
 func (f *file) ip(v value, name string) {
 	addr, err := netip.ParseAddr(name)
+	prefix, prefixErr := netip.ParsePrefix(name)
+	if prefixErr == nil {
+		addr = prefix.Addr()
+	}
+	addr = addr.Unmap()
 	switch {
-	case err != nil || addr.Zone() != "":
+	case err != nil && prefixErr != nil || addr.Zone() != "":
 		v.fail("%s is not an IP address", quote(name))
-	case addr.Unmap().String() != name:
-		v.fail("%s: write the address as %s", quote(name), fmt.Sprint(addr.Unmap()))
+	case addr.Is4() && prefixErr == nil:
+		v.fail("%s is a network: IPv4 is counted by single address, so write one", quote(name))
+	case addr.Is4() && addr.String() != name:
+		v.fail("%s: write the address as %s", quote(name), addr)
+	case prefixErr == nil && prefix.Bits() != 64:
+		v.fail("%s: IPv6 is counted by network of 64 bits: name each of them", quote(name))
+	case addr.Is6():
+		if counted := netip.PrefixFrom(addr, 64).Masked().String(); counted != name {
+			v.fail("%s: IPv6 is counted by network of 64 bits: write %s", quote(name), counted)
+		}
 	}
 }

@@ -24,7 +24,7 @@ var (
 	noon    = time.Date(2026, 12, 1, 12, 0, 0, 0, time.UTC)
 	request = policy.Request{
 		App: "checkout", Key: "k_7f", User: "alice", Plan: "paid", Provider: "openai", Model: "fast",
-		Endpoint: "/v1/chat/completions", EndpointKind: "chat", IP: "2001:db8::1",
+		Endpoint: "/v1/chat/completions", EndpointKind: "chat", IP: "2001:db8::/64",
 	}
 )
 
@@ -63,11 +63,11 @@ func TestMatchSubjects(t *testing.T) {
 		"app app:checkout",
 		"conditions app:checkout?endpoint=chat,plan=free,plan=paid,user=checkout/alice",
 		"key key:k_7f",
-		"all key:k_7f[app=checkout,endpoint=chat,ip=2001%3Adb8%3A%3A1,model=fast,plan=paid,provider=openai,user=checkout/alice]",
+		"all key:k_7f[app=checkout,endpoint=chat,ip=2001%3Adb8%3A%3A/64,model=fast,plan=paid,provider=openai,user=checkout/alice]",
 		"pay endpoint:/v1/chat/completions",
 		"user user:checkout/alice",
 		"endpoint endpoint:/v1/chat/completions",
-		"ip ip:2001%3Adb8%3A%3A1",
+		"ip ip:2001%3Adb8%3A%3A/64",
 	}, met(p, request, noon))
 }
 
