@@ -14,6 +14,8 @@ type Config struct {
 	DialTimeout     time.Duration `env:"TOLLGATE_UPSTREAM_DIAL_TIMEOUT" envDefault:"5s"`
 	HeaderTimeout   time.Duration `env:"TOLLGATE_UPSTREAM_HEADER_TIMEOUT" envDefault:"10m"` // until the provider's first byte
 	ShutdownTimeout time.Duration `env:"TOLLGATE_SHUTDOWN_TIMEOUT" envDefault:"30s"`        // for answers in progress and the flush
+	// TrustedProxies are the addresses and networks whose X-Forwarded-For is believed; see ClientIP.
+	TrustedProxies []string `env:"TOLLGATE_TRUSTED_PROXIES"`
 }
 
 // Validate joins every problem, each with its variable's name.
@@ -30,5 +32,6 @@ func (c Config) Validate() error {
 	if c.MaxBody < 1<<10 {
 		problems = append(problems, fmt.Errorf("TOLLGATE_MAX_BODY_BYTES: must be at least 1024, not %d", c.MaxBody))
 	}
-	return errors.Join(problems...)
+	_, err := c.trustedProxies()
+	return errors.Join(append(problems, err)...)
 }

@@ -118,7 +118,7 @@ func readBody(w http.ResponseWriter, r *http.Request, limit int64) ([]byte, erro
 func (x *exchange) reserve() bool {
 	verdict, err := x.g.admission.Reserve(x.r.Context(), &admission.Ask{
 		Caller: x.caller, User: x.user(), Model: x.request.Model, Endpoint: x.endpoint.Path, EndpointKind: x.endpoint.Kind,
-		Streamed: x.request.Stream, Input: x.request.Input, Output: x.request.Output,
+		IP: ClientIP(x.r, x.g.trusted), Streamed: x.request.Stream, Input: x.request.Input, Output: x.request.Output,
 	})
 	x.verdict = verdict
 	if err != nil {

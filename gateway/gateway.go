@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/netip"
 	"os"
 	"strings"
 	"sync/atomic"
@@ -50,6 +51,7 @@ type Gateway struct {
 	clock     *admission.Clock
 	outbox    *outbox.Outbox
 	transport *http.Transport
+	trusted   []netip.Prefix // proxies
 	metrics   *metrics
 	stopping  atomic.Bool
 	active    atomic.Int64 // requests being served
@@ -62,8 +64,12 @@ type Gateway struct {
 }
 
 // New binds a gateway to its parts. It errors when the policy asks for what this version cannot enforce, when a provider's
-// secret is missing, or when prices contradict each other.
+// secret is missing, when prices contradict each other, or when a trusted proxy has no address.
 func New(config Config, d Deps) (*Gateway, error) {
+	trusted, err := config.trustedProxies()
+	if err != nil {
+		return nil, fmt.Errorf("gateway: %w", err)
+	}
 	js, err := jetstream.New(d.NATS)
 	if err != nil {
 		return nil, fmt.Errorf("gateway: %w", err)
@@ -76,7 +82,7 @@ func New(config Config, d Deps) (*Gateway, error) {
 		config: config, log: d.Log, scripts: d.Scripts, nc: d.NATS, clock: clock, outbox: d.Outbox,
 		directory: admission.NewDirectory(js, d.Log), control: admission.NewControl(d.NATS, js),
 		transport: provider.NewTransport(provider.Timeouts{Dial: config.DialTimeout, Header: config.HeaderTimeout}),
-		metrics:   newMetrics(d.Registry), follow: d.FollowPolicy, js: js,
+		trusted:   trusted, metrics: newMetrics(d.Registry), follow: d.FollowPolicy, js: js,
 	}
 	g.work, g.cutWork = context.WithCancel(context.Background())
 	g.admission = admission.New(d.Scripts, g.directory, g.control, clock, config.LimiterTimeout, admission.NewMetrics(d.Registry), d.Log)

@@ -65,6 +65,7 @@ type Ask struct {
 	Model        string // as asked for
 	Endpoint     string
 	EndpointKind string
+	IP           string // as limits count it
 	Streamed     bool
 	Input        ledger.Tokens
 	Output       ledger.Tokens
@@ -199,7 +200,7 @@ func (a *Admission) prepare(ask *Ask) (*Verdict, *lua.ReserveCall, error) {
 	v.Provider, v.Upstream = r.policy.Providers[model.Provider], r.upstreams[model.Provider]
 	applied := r.policy.Match(policy.Request{
 		App: ask.Caller.App, Key: ask.Caller.Key, User: ask.User, Plan: ask.Caller.Plan, Provider: model.Provider,
-		Model: ask.Model, Endpoint: ask.Endpoint, EndpointKind: ask.EndpointKind,
+		Model: ask.Model, Endpoint: ask.Endpoint, EndpointKind: ask.EndpointKind, IP: ask.IP,
 	}, now, make([]policy.Applied, 0, len(r.policy.Limits)))
 	v.Reservation = event.Reservation{
 		ID: event.NewReservationID(now), Key: ask.Caller.Key, User: ask.User, Plan: ask.Caller.Plan, Provider: model.Provider,
