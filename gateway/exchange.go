@@ -83,7 +83,7 @@ func (x *exchange) identify() bool {
 func (x *exchange) parse() bool {
 	body, err := readBody(x.w, x.r, x.g.config.MaxBody)
 	if err == nil {
-		x.request, err = provider.ParseOpenAI(x.endpoint, body)
+		x.request, err = x.endpoint.Parse(body)
 	}
 	if err == nil {
 		err = provider.CheckUser(userHeader, x.r.Header.Get(userHeader))
@@ -118,7 +118,8 @@ func readBody(w http.ResponseWriter, r *http.Request, limit int64) ([]byte, erro
 func (x *exchange) reserve() bool {
 	verdict, err := x.g.admission.Reserve(x.r.Context(), &admission.Ask{
 		Caller: x.caller, User: x.user(), Model: x.request.Model, Endpoint: x.endpoint.Path, EndpointKind: x.endpoint.Kind,
-		IP: ClientIP(x.r, x.g.trusted), Streamed: x.request.Stream, Input: x.request.Input, Output: x.request.Output,
+		IP: ClientIP(x.r, x.g.trusted), Protocol: x.endpoint.Protocol, Streamed: x.request.Stream,
+		Input: x.request.Input, Output: x.request.Output, Also: x.request.Also,
 	})
 	x.verdict = verdict
 	if err != nil {
@@ -134,11 +135,11 @@ func (x *exchange) reserve() bool {
 	}
 	now := x.g.clock.Now()
 	if verdict.Refusal != nil {
-		writeLimits(x.w.Header(), verdict.Limits, ledger.Amounts{}, now)
+		writeLimits(x.w.Header(), x.dialect(), verdict.Limits, ledger.Amounts{}, now)
 		x.refuse(verdict.Refusal)
 		return false
 	}
-	writeLimits(x.w.Header(), verdict.Limits, verdict.Reservation.Held, now)
+	writeLimits(x.w.Header(), x.dialect(), verdict.Limits, verdict.Reservation.Held, now)
 	x.w.Header()["X-Tollgate-Request-Id"] = []string{verdict.Reservation.ID}
 	return true
 }
@@ -184,18 +185,28 @@ func (x *exchange) forward(ctx context.Context) (*http.Response, bool) {
 		x.problem(problem{reason: ledger.ReasonBadRequest, message: err.Error()})
 		return nil, false
 	}
+	response, err := x.send(ctx, body)
+	if err != nil {
+		x.sendFailed(err)
+	}
+	return response, err == nil
+}
+
+// send asks the provider.
+func (x *exchange) send(ctx context.Context, body []byte) (*http.Response, error) {
+	res := &x.verdict.Reservation
 	header := provider.ForwardHeader(x.r.Header)
-	header["X-Tollgate-Request-Id"] = []string{res.ID}
+	if res.ID != "" {
+		header["X-Tollgate-Request-Id"] = []string{res.ID}
+	}
 	sent := time.Now()
 	response, err := x.verdict.Upstream.Send(ctx, x.endpoint.Path, header, body)
-	if err != nil {
-		x.g.metrics.upstream(res.Provider, res.Model, 0, time.Since(sent))
-		x.sendFailed(err)
-		return nil, false
+	took, code := time.Since(sent), 0
+	if err == nil {
+		x.firstByte, code = took, response.StatusCode
 	}
-	x.firstByte = time.Since(sent)
-	x.g.metrics.upstream(res.Provider, res.Model, response.StatusCode, x.firstByte)
-	return response, true
+	x.g.metrics.upstream(res.Provider, res.Model, code, took)
+	return response, err
 }
 
 func (x *exchange) upstreamContext() (ctx context.Context, leave func()) {
@@ -216,15 +227,7 @@ func (x *exchange) upstreamContext() (ctx context.Context, leave func()) {
 func (x *exchange) sendFailed(err error) {
 	res := x.verdict.Reservation
 	x.g.log.Warn("no answer from the provider", "request_id", res.ID, "provider", res.Provider, "error", err)
-	reason := ledger.ReasonUpstreamFailed
-	var send *provider.SendError
-	sent := errors.As(err, &send) && send.Sent
-	switch {
-	case x.r.Context().Err() != nil:
-		reason = ledger.ReasonClientGone
-	case sent && send.Timeout():
-		reason = ledger.ReasonUpstreamTimeout
-	}
+	reason, sent := x.whyUnanswered(err)
 	if sent {
 		x.used(provider.Answer{Finish: reason}, 0, x.request.Output)
 	} else {
@@ -233,11 +236,25 @@ func (x *exchange) sendFailed(err error) {
 	x.problem(problem{reason: reason, message: "the provider " + res.Provider + " did not answer"})
 }
 
+// whyUnanswered is what went wrong with a call, and whether the provider may have received it.
+func (x *exchange) whyUnanswered(err error) (reason ledger.Reason, sent bool) {
+	var send *provider.SendError
+	sent = errors.As(err, &send) && send.Sent
+	switch {
+	case x.r.Context().Err() != nil:
+		return ledger.ReasonClientGone, sent
+	case sent && send.Timeout():
+		return ledger.ReasonUpstreamTimeout, sent
+	default:
+		return ledger.ReasonUpstreamFailed, sent
+	}
+}
+
 // passRefused passes on an answer that is no success: the provider bills nothing for it. Some providers tell back the key
 // that they do not accept.
 func (x *exchange) passRefused(response *http.Response) {
 	x.release(&event.Release{Reason: ledger.ReasonUpstreamFailed, Status: response.StatusCode})
-	body, _, err := provider.ReadAnswer(response)
+	body, _, err := x.endpoint.ReadAnswer(response)
 	if err != nil {
 		x.g.log.Warn("the provider's answer broke off", "request_id", x.verdict.Reservation.ID, "error", err)
 		x.problem(problem{reason: ledger.ReasonUpstreamCut, message: "the provider's answer broke off"})
@@ -256,7 +273,7 @@ func isEventStream(header http.Header) bool {
 }
 
 func (x *exchange) passBody(response *http.Response) {
-	body, answer, err := provider.ReadAnswer(response)
+	body, answer, err := x.endpoint.ReadAnswer(response)
 	x.used(answer, response.StatusCode, x.request.Output)
 	if err != nil {
 		x.g.log.Warn("the provider's answer broke off", "request_id", x.verdict.Reservation.ID, "error", err)
@@ -273,13 +290,13 @@ func (x *exchange) passStream(response *http.Response) {
 	x.writeHeader(response)
 	sink := &flushSink{ResponseWriter: x.w, start: x.start, first: x.g.metrics.firstToken}
 	drain := x.verdict.Provider.OnDisconnect == policy.OnDisconnectDrain
-	answer, err := provider.RelayStream(sink, response.Body, !x.request.UsageAsked, drain)
+	answer, err := x.endpoint.RelayStream(sink, response.Body, !x.request.UsageAsked, drain)
 	if err != nil && x.r.Context().Err() != nil {
 		answer.Finish = ledger.ReasonClientGone
 	}
 	x.used(answer, response.StatusCode, answer.Streamed())
-	if answer.Finish == ledger.ReasonOK {
-		return
+	if err == nil && answer.Finish != ledger.ReasonClientGone {
+		return // it came to its end, be that an error of the provider's
 	}
 	x.g.log.Warn("stream not completed", "request_id", x.verdict.Reservation.ID, "finish", answer.Finish, "error", err)
 	if answer.Finish == ledger.ReasonUpstreamCut && !answer.FirstByte {
@@ -320,6 +337,11 @@ func (x *exchange) refuse(r *admission.Refusal) {
 
 func (x *exchange) problem(p problem) {
 	x.reason = p.reason
-	x.status, _, _ = status(p.reason)
-	writeProblem(x.w, p)
+	x.status = kindOf(p.reason).status
+	if x.verdict != nil {
+		p.requestID = x.verdict.Reservation.ID
+	}
+	writeProblem(x.w, x.dialect(), &p)
 }
+
+func (x *exchange) dialect() *dialect { return dialects[x.endpoint.Protocol] }

@@ -111,7 +111,7 @@ func connect(p *policy.Policy, transport http.RoundTripper) (map[string]*provide
 			problems = append(problems, fmt.Errorf("provider %s (line %d): %w", name, pr.Line, err))
 			continue
 		}
-		upstreams[name] = provider.NewUpstream(name, pr.BaseURL, secret, transport)
+		upstreams[name] = provider.NewUpstream(name, pr.Protocol, pr.BaseURL, secret, transport)
 	}
 	return upstreams, errors.Join(problems...)
 }

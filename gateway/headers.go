@@ -10,36 +10,28 @@ import (
 	"tollgate/ledger"
 )
 
-// writeLimits tells the caller where it stands: x-ratelimit-* for the tightest limit on requests and on tokens, as OpenAI
-// does, and the IETF fields for each. Limits that callers of other apps share are nobody's business and are left out.
-func writeLimits(header http.Header, states []admission.LimitState, need ledger.Amounts, now time.Time) {
-	var tightest [2]*admission.LimitState
+// writeLimits tells the caller where it stands: in its dialect the tightest limit on requests and on tokens, and in the IETF
+// fields each. Limits that callers of other apps share are nobody's business and are left out, as are those that refuse nobody.
+func writeLimits(header http.Header, d *dialect, states []admission.LimitState, need ledger.Amounts, now time.Time) {
+	units := [...]ledger.Unit{ledger.UnitRequests, ledger.UnitTokens}
+	var tightest [len(units)]*admission.LimitState
 	var policies, limits strings.Builder
 	for i := range states {
 		s := &states[i]
 		limit := s.Applied.Limit
-		if limit.Tier.Shared() {
+		if limit.Tier.Shared() || limit.Shadow {
 			continue
 		}
-		unit := limit.Unit()
-		if unit != ledger.UnitUSD {
-			slot := 0
-			if unit == ledger.UnitTokens {
-				slot = 1
-			}
-			if t := tightest[slot]; t == nil || tighter(s, t, need) {
+		for slot, unit := range units {
+			if limit.Unit() == unit && limit.Concurrency == 0 && (tightest[slot] == nil || tighter(s, tightest[slot], need)) {
 				tightest[slot] = s
 			}
 		}
 		appendField(&policies, &limits, s, need, now)
 	}
-	for slot, name := range [2]string{"Requests", "Tokens"} {
-		if s := tightest[slot]; s != nil {
-			header["X-Ratelimit-Limit-"+name] = []string{strconv.FormatInt(s.Applied.Value, 10)}
-			header["X-Ratelimit-Remaining-"+name] = []string{strconv.FormatInt(s.Remaining(need), 10)}
-			if !s.Reset.IsZero() {
-				header["X-Ratelimit-Reset-"+name] = []string{durationText(s.Reset.Sub(now))}
-			}
+	for slot, s := range tightest {
+		if s != nil {
+			d.limit(header, units[slot], s.Applied.Value, s.Remaining(need), s.Reset, now)
 		}
 	}
 	if policies.Len() > 0 {
@@ -54,7 +46,8 @@ func tighter(a, b *admission.LimitState, need ledger.Amounts) bool {
 }
 
 // appendField adds one limit to RateLimit-Policy and RateLimit (draft-ietf-httpapi-ratelimit-headers-10). Units that the
-// draft does not register carry our prefix; money is in whole nano-dollars.
+// draft does not register carry our prefix; money is in whole nano-dollars. A limit that refused tells when it would have let
+// the request pass, so that Retry-After is never before it.
 func appendField(policies, limits *strings.Builder, s *admission.LimitState, need ledger.Amounts, now time.Time) {
 	if policies.Len() > 0 {
 		policies.WriteString(", ")
@@ -63,26 +56,22 @@ func appendField(policies, limits *strings.Builder, s *admission.LimitState, nee
 	limit := s.Applied.Limit
 	name := `"` + limit.Name + `"`
 	policies.WriteString(name + ";q=" + strconv.FormatInt(s.Applied.Value, 10))
-	switch limit.Unit() {
-	case ledger.UnitTokens:
+	switch {
+	case limit.Concurrency > 0:
+		policies.WriteString(`;qu="concurrent-requests"`)
+	case limit.Unit() == ledger.UnitTokens:
 		policies.WriteString(`;qu="tollgate-tokens"`)
-	case ledger.UnitUSD:
+	case limit.Unit() == ledger.UnitUSD:
 		policies.WriteString(`;qu="tollgate-nanousd"`)
 	}
 	if limit.Rate != nil {
-		policies.WriteString(";w=" + strconv.FormatInt(int64(limit.Rate.Window/time.Second), 10))
+		policies.WriteString(";w=" + strconv.FormatInt(seconds(limit.Rate.Window), 10))
 	}
 	limits.WriteString(name + ";r=" + strconv.FormatInt(s.Remaining(need), 10))
-	if !s.Reset.IsZero() {
+	switch {
+	case !s.Fits && s.Wait > 0:
+		limits.WriteString(";t=" + strconv.FormatInt(seconds(s.Wait), 10))
+	case !s.Reset.IsZero():
 		limits.WriteString(";t=" + strconv.FormatInt(seconds(s.Reset.Sub(now)), 10))
 	}
-}
-
-// durationText is a duration as OpenAI writes it: 6m0s, 1s, 120ms.
-func durationText(d time.Duration) string {
-	d = max(d, 0)
-	if d >= time.Second {
-		return ((d + time.Second - 1) / time.Second * time.Second).String()
-	}
-	return ((d + time.Millisecond - 1) / time.Millisecond * time.Millisecond).String()
 }

@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"encoding/json"
+	"maps"
 	"net/http"
 	"slices"
 	"strings"
@@ -11,26 +12,13 @@ import (
 	"tollgate/ledger/policy"
 )
 
-type modelEntry struct {
-	ID      string `json:"id"`
-	Object  string `json:"object"`
-	Created int64  `json:"created"`
-	OwnedBy string `json:"owned_by"`
-}
-
-func entryOf(m *policy.Model) modelEntry { return modelEntry{m.Name, "model", 0, m.Provider} }
-
 // listModels answers GET /v1/models with the models of the policy. It costs nothing and takes from no budget.
 func (g *Gateway) listModels(w http.ResponseWriter, r *http.Request) {
 	if !g.known(w, r) {
 		return
 	}
-	entries := []modelEntry{}
-	for _, m := range g.admission.Policy().Models {
-		entries = append(entries, entryOf(m))
-	}
-	slices.SortFunc(entries, func(a, b modelEntry) int { return strings.Compare(a.ID, b.ID) })
-	g.writeJSON(w, map[string]any{"object": "list", "data": entries})
+	all := slices.SortedFunc(maps.Values(g.admission.Policy().Models), func(a, b *policy.Model) int { return strings.Compare(a.Name, b.Name) })
+	g.writeJSON(w, dialectOf(r).models(all))
 }
 
 func (g *Gateway) showModel(w http.ResponseWriter, r *http.Request, name string) {
@@ -39,14 +27,14 @@ func (g *Gateway) showModel(w http.ResponseWriter, r *http.Request, name string)
 	}
 	m := g.admission.Policy().Models[name]
 	if m == nil {
-		writeProblem(w, problem{reason: ledger.ReasonUnknownModel, message: "the model " + name + " does not exist here"})
+		g.problem(w, r, &problem{reason: ledger.ReasonUnknownModel, message: "the model " + name + " does not exist here"})
 		return
 	}
-	g.writeJSON(w, entryOf(m))
+	g.writeJSON(w, dialectOf(r).model(m))
 }
 
 func (g *Gateway) refuseRoute(w http.ResponseWriter, r *http.Request) {
-	writeProblem(w, problem{
+	g.problem(w, r, &problem{
 		reason:  ledger.ReasonUnknownRoute,
 		message: "no route " + r.Method + " " + r.URL.Path + ": only metered routes are served",
 	})
@@ -55,9 +43,14 @@ func (g *Gateway) refuseRoute(w http.ResponseWriter, r *http.Request) {
 func (g *Gateway) known(w http.ResponseWriter, r *http.Request) bool {
 	_, refusal := g.admission.Identify(admission.Secret(r.Header))
 	if refusal != nil {
-		writeRefusal(w, refusal)
+		g.problem(w, r, &problem{reason: refusal.Reason, message: refusal.Message, refusal: refusal})
 	}
 	return refusal == nil
+}
+
+// problem answers a request that belongs to no exchange.
+func (g *Gateway) problem(w http.ResponseWriter, r *http.Request, p *problem) {
+	writeProblem(w, dialectOf(r), p)
 }
 
 func (g *Gateway) writeJSON(w http.ResponseWriter, value any) {

@@ -2,7 +2,7 @@ package gateway
 
 import (
 	"encoding/json"
-	"math"
+	"math/rand/v2"
 	"net/http"
 	"strconv"
 	"time"
@@ -13,41 +13,51 @@ import (
 
 // problem is an error answer before it has a shape.
 type problem struct {
-	reason  ledger.Reason
-	message string
-	param   string
-	refusal *admission.Refusal // with figures, when a limit refused
+	reason    ledger.Reason
+	message   string
+	param     string
+	requestID string             // "" for a request that got none
+	refusal   *admission.Refusal // with figures, when a limit refused
 }
 
-// status maps every reason to its HTTP status and to OpenAI's error type and code. It is the only place that does.
-func status(reason ledger.Reason) (code int, errorType, errorCode string) {
+// kind is what a reason is to the world: its HTTP status, and the error's type and code in each dialect.
+type kind struct {
+	status        int
+	openAIType    string
+	openAICode    string
+	anthropicType string
+}
+
+// kindOf maps every reason. It is the only place that does.
+func kindOf(reason ledger.Reason) kind {
+	const invalid, server = "invalid_request_error", "server_error"
 	switch reason {
 	case ledger.ReasonUnknownKey:
-		return http.StatusUnauthorized, "invalid_request_error", "invalid_api_key"
+		return kind{http.StatusUnauthorized, invalid, "invalid_api_key", "authentication_error"}
 	case ledger.ReasonDisabledKey, ledger.ReasonExpiredKey, ledger.ReasonUnknownPlan:
-		return http.StatusForbidden, "invalid_request_error", "invalid_api_key"
+		return kind{http.StatusForbidden, invalid, "invalid_api_key", "permission_error"}
 	case ledger.ReasonUnpricedModel:
-		return http.StatusForbidden, "invalid_request_error", "unpriced_model"
+		return kind{http.StatusForbidden, invalid, "unpriced_model", "permission_error"}
 	case ledger.ReasonUnknownModel:
-		return http.StatusNotFound, "invalid_request_error", "model_not_found"
+		return kind{http.StatusNotFound, invalid, "model_not_found", "not_found_error"}
 	case ledger.ReasonUnknownRoute:
-		return http.StatusNotFound, "invalid_request_error", "unknown_url"
+		return kind{http.StatusNotFound, invalid, "unknown_url", "not_found_error"}
 	case ledger.ReasonBadRequest:
-		return http.StatusBadRequest, "invalid_request_error", "invalid_request"
+		return kind{http.StatusBadRequest, invalid, "invalid_request", invalid}
 	case ledger.ReasonRequestTooLarge, ledger.ReasonBodyTooLarge:
-		return http.StatusRequestEntityTooLarge, "invalid_request_error", "request_too_large"
+		return kind{http.StatusRequestEntityTooLarge, invalid, "request_too_large", "request_too_large"}
 	case ledger.ReasonUpstreamFailed, ledger.ReasonUpstreamCut:
-		return http.StatusBadGateway, "server_error", "upstream_failed"
+		return kind{http.StatusBadGateway, server, "upstream_failed", "api_error"}
 	case ledger.ReasonUpstreamTimeout:
-		return http.StatusGatewayTimeout, "server_error", "upstream_timeout"
+		return kind{http.StatusGatewayTimeout, server, "upstream_timeout", "timeout_error"}
 	case ledger.ReasonLimiterDown, ledger.ReasonEventLogDown, ledger.ReasonShuttingDown:
-		return http.StatusServiceUnavailable, "server_error", "service_unavailable"
+		return kind{http.StatusServiceUnavailable, server, "service_unavailable", "overloaded_error"}
 	case ledger.ReasonClientGone:
-		return 499, "invalid_request_error", "client_closed_request" // nobody reads it; the log does
+		return kind{499, invalid, "client_closed_request", invalid} // nobody reads it; the log does
 	case ledger.ReasonInternal:
-		return http.StatusInternalServerError, "server_error", "internal_error"
+		return kind{http.StatusInternalServerError, server, "internal_error", "api_error"}
 	default: // also REBUILDING and DEGRADED: SDKs wait and come back, and a limiter's trouble is no error of the server
-		return http.StatusTooManyRequests, "requests", "rate_limit_exceeded"
+		return kind{http.StatusTooManyRequests, "requests", "rate_limit_exceeded", "rate_limit_error"}
 	}
 }
 
@@ -57,71 +67,76 @@ const worthWaiting = time.Minute
 // neverAgain is told as the wait when no wait helps: a budget that never resets.
 const neverAgain = 24 * time.Hour
 
-func writeRefusal(w http.ResponseWriter, r *admission.Refusal) {
-	writeProblem(w, problem{reason: r.Reason, message: r.Message, refusal: r})
+// advice is what the caller is told to do about waiting.
+type advice struct {
+	wait     time.Duration // 0: no wait helps
+	hopeless bool          // a program should not wait by itself
 }
 
-// writeProblem answers in OpenAI's error shape, with an object tollgate beside it, and with the headers that make SDKs wait
-// as long as is worth it and not at all otherwise.
-func writeProblem(w http.ResponseWriter, p problem) {
-	code, errorType, errorCode := status(p.reason)
-	header := w.Header()
-	wait := time.Duration(0)
+func adviceOn(p *problem, k kind) advice {
 	switch {
-	case code == http.StatusTooManyRequests && p.refusal != nil:
-		wait = p.refusal.RetryAfter
-		if p.refusal.Exhausted || wait <= 0 || wait > worthWaiting {
-			errorType, errorCode = "insufficient_quota", "insufficient_quota"
-			header.Set("X-Should-Retry", "false")
-		} else if p.refusal.Unit == ledger.UnitTokens {
-			errorType = "tokens"
+	case k.status == http.StatusTooManyRequests && p.refusal != nil:
+		a := advice{wait: p.refusal.RetryAfter}
+		a.hopeless = p.refusal.Exhausted || a.wait <= 0 || a.wait > worthWaiting
+		if a.wait <= 0 {
+			a.wait = neverAgain
 		}
-		if wait <= 0 {
-			wait = neverAgain
-		}
-	case code == http.StatusServiceUnavailable || code == http.StatusTooManyRequests:
-		wait = time.Second
-	case code < http.StatusInternalServerError:
+		return a
+	case k.status == http.StatusServiceUnavailable || k.status == http.StatusTooManyRequests:
+		return advice{wait: time.Second}
+	default:
+		return advice{hopeless: k.status < http.StatusInternalServerError}
+	}
+}
+
+// writeProblem answers in the caller's dialect, with an object tollgate beside its error, and with the headers that make SDKs
+// wait as long as is worth it and not at all otherwise.
+func writeProblem(w http.ResponseWriter, d *dialect, p *problem) {
+	k, header := kindOf(p.reason), w.Header()
+	told := adviceOn(p, k)
+	if told.hopeless {
 		header.Set("X-Should-Retry", "false")
 	}
-	if wait > 0 {
-		setRetryAfter(header, wait)
+	if told.wait > 0 {
+		setRetryAfter(header, told)
 	}
-	body := errorBody{Error: errorObject{p.message, errorType, nil, errorCode}, Tollgate: describe(p, wait)}
-	if p.param != "" {
-		body.Error.Param = &p.param
+	if d.requestID != "" && p.requestID != "" {
+		header.Set(d.requestID, p.requestID)
 	}
 	header.Set("Content-Type", "application/json")
-	w.WriteHeader(code)
-	data, err := json.Marshal(body)
+	w.WriteHeader(k.status)
+	data, err := json.Marshal(d.problem(p, k, describe(p, k, told)))
 	if err != nil {
 		panic(err) // the types are ours and always encode
 	}
 	_, _ = w.Write(append(data, '\n')) // a caller that has left does not read it
 }
 
-// setRetryAfter says the wait in whole seconds, rounded up, and exactly in milliseconds: never before the reset, never 0.
-func setRetryAfter(header http.Header, wait time.Duration) {
+// setRetryAfter says the wait in whole seconds and in milliseconds, both rounded up: never before the reset, never 0. Where
+// programs will obey it, it is a little longer at random, so that those who were refused together do not come back together.
+func setRetryAfter(header http.Header, told advice) {
+	wait := told.wait
+	if !told.hopeless {
+		wait += rand.N(spread(wait) + 1)
+	}
 	header.Set("Retry-After", strconv.FormatInt(seconds(wait), 10))
-	header.Set("Retry-After-Ms", strconv.FormatInt(int64(math.Ceil(float64(wait)/float64(time.Millisecond))), 10))
+	header.Set("Retry-After-Ms", strconv.FormatInt(int64((wait+time.Millisecond-1)/time.Millisecond), 10))
 }
 
-func seconds(wait time.Duration) int64 {
-	return max(1, int64((wait+time.Second-1)/time.Second))
+// spread is how much longer than needed a wait may be told: a tenth. A short one stays within the second that it ends in, so
+// that the whole seconds are those that are needed; a long one stays worth waiting.
+func spread(wait time.Duration) time.Duration {
+	most := worthWaiting
+	if wait < 10*time.Second {
+		most = time.Duration(seconds(wait)) * time.Second
+	}
+	return min(wait/10, max(most-wait, 0))
 }
 
-type errorBody struct {
-	Error    errorObject  `json:"error"`
-	Tollgate *tollgateErr `json:"tollgate"`
-}
+// seconds rounds up, and is at least 1.
+func seconds(d time.Duration) int64 { return max(1, int64((d+time.Second-1)/time.Second)) }
 
-type errorObject struct {
-	Message string  `json:"message"`
-	Type    string  `json:"type"`
-	Param   *string `json:"param"`
-	Code    string  `json:"code"`
-}
-
+// tollgateErr is what the gateway tells of a refusal in every dialect.
 type tollgateErr struct {
 	Reason      ledger.Reason   `json:"reason"`
 	Layer       ledger.Tier     `json:"layer,omitempty"`
@@ -133,28 +148,48 @@ type tollgateErr struct {
 	Held        json.RawMessage `json:"held,omitempty"`
 	Needed      json.RawMessage `json:"needed,omitempty"`
 	ResetsAt    *time.Time      `json:"resets_at,omitempty"`
-	RetryAfterS int64           `json:"retry_after_s,omitempty"`
+	RetryAfterS int64           `json:"retry_after_s,omitempty"` // without what is added at random
 	Options     []option        `json:"options"`
+
+	advice advice
 }
 
 // option is something that the caller can do next.
 type option struct {
-	Action      string `json:"action"`
-	RetryAfterS int64  `json:"retry_after_s,omitempty"`
+	Action        string `json:"action"` // wait, queue or fallback
+	RetryAfterS   int64  `json:"retry_after_s,omitempty"`
+	Position      int    `json:"position,omitempty"`
+	ExpectedWaitS int64  `json:"expected_wait_s,omitempty"`
+	Model         string `json:"model,omitempty"`
 }
 
-func describe(p problem, wait time.Duration) *tollgateErr {
-	t := &tollgateErr{Reason: p.reason, Options: []option{}}
-	if wait > 0 {
-		t.RetryAfterS = seconds(wait)
-		t.Options = append(t.Options, option{"wait", t.RetryAfterS})
+func describe(p *problem, k kind, told advice) *tollgateErr {
+	t := &tollgateErr{Reason: p.reason, Options: []option{}, advice: told}
+	if told.wait > 0 {
+		t.RetryAfterS = seconds(told.wait)
+		t.Options = append(t.Options, option{Action: "wait", RetryAfterS: t.RetryAfterS})
 	}
 	r := p.refusal
-	if r == nil || r.LimitName == "" {
+	if r == nil {
+		return t
+	}
+	if q := r.Queue; q != nil {
+		t.Options = append(t.Options, option{Action: "queue", Position: q.Position, ExpectedWaitS: seconds(q.ExpectedWait)})
+	}
+	if r.FallbackModel != "" {
+		t.Options = append(t.Options, option{Action: "fallback", Model: r.FallbackModel})
+	}
+	if r.LimitName == "" {
 		return t
 	}
 	t.Layer, t.Subject, t.LimitName, t.Unit = r.Layer, r.Subject, r.LimitName, r.Unit
-	t.Limit, t.Used, t.Held, t.Needed = figure(r.Limit, r.Unit), figure(r.Used, r.Unit), figure(r.Held, r.Unit), figure(r.Needed, r.Unit)
+	// Figures stand where they decided: all of them when the limit was judged, its size when that alone is too small.
+	if k.status == http.StatusTooManyRequests {
+		t.Used, t.Held = figure(r.Used, r.Unit), figure(r.Held, r.Unit)
+	}
+	if k.status == http.StatusTooManyRequests || p.reason == ledger.ReasonRequestTooLarge {
+		t.Limit, t.Needed = figure(r.Limit, r.Unit), figure(r.Needed, r.Unit)
+	}
 	if !r.ResetsAt.IsZero() {
 		t.ResetsAt = &r.ResetsAt
 	}

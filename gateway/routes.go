@@ -16,9 +16,10 @@ func (g *Gateway) Handler() http.Handler {
 	router.HandleMethodNotAllowed = true
 	router.RedirectTrailingSlash = false
 	router.Use(g.recoverPanic)
-	for _, endpoint := range []provider.Endpoint{provider.Chat, provider.Completions, provider.Embeddings} {
+	for _, endpoint := range provider.Metered() {
 		router.POST(endpoint.Path, func(c *gin.Context) { g.serve(c.Writer, c.Request, endpoint) })
 	}
+	router.POST(provider.CountTokens.Path, func(c *gin.Context) { g.serveFree(c.Writer, c.Request, provider.CountTokens) })
 	router.GET("/v1/models", func(c *gin.Context) { g.listModels(c.Writer, c.Request) })
 	router.GET("/v1/models/:model", func(c *gin.Context) { g.showModel(c.Writer, c.Request, c.Param("model")) })
 	router.NoRoute(func(c *gin.Context) { g.refuseRoute(c.Writer, c.Request) })
@@ -41,7 +42,7 @@ func (g *Gateway) recoverPanic(c *gin.Context) {
 		if c.Writer.Written() {
 			panic(http.ErrAbortHandler)
 		}
-		writeProblem(c.Writer, problem{reason: ledger.ReasonInternal, message: "the gateway failed on this request"})
+		g.problem(c.Writer, c.Request, &problem{reason: ledger.ReasonInternal, message: "the gateway failed on this request"})
 	}()
 	c.Next()
 }

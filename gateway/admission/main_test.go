@@ -125,7 +125,7 @@ apps:
 func ask() *Ask {
 	return &Ask{
 		Caller: Caller{App: app, Key: "k_1", Plan: "free"}, User: "eve", Model: "gpt-4o-mini", Endpoint: "/v1/chat/completions", EndpointKind: "chat",
-		Input: 20, Output: 80,
+		Protocol: policy.ProtocolOpenAI, Input: 20, Output: 80,
 	}
 }
 

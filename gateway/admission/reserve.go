@@ -65,10 +65,12 @@ type Ask struct {
 	Model        string // as asked for
 	Endpoint     string
 	EndpointKind string
-	IP           string // as limits count it
+	IP           string          // as limits count it
+	Protocol     policy.Protocol // of the endpoint
 	Streamed     bool
 	Input        ledger.Tokens
 	Output       ledger.Tokens
+	Also         []ledger.Class // dearer classes that the input can be
 }
 
 // Verdict is the decision on an Ask.
@@ -189,12 +191,9 @@ func (a *Admission) callOnce(ctx context.Context, c *lua.ReserveCall) (lua.Decis
 func (a *Admission) prepare(ask *Ask) (*Verdict, *lua.ReserveCall, error) {
 	r, now := a.rules.Load(), a.clock.Now()
 	v := &Verdict{}
-	model := r.policy.Models[ask.Model]
-	if model == nil {
-		v.Refusal = &Refusal{
-			Reason:  ledger.ReasonUnknownModel,
-			Message: fmt.Sprintf("the model %q does not exist here, or you do not have access to it", ask.Model),
-		}
+	model, refusal := r.route(ask.Model, ask.Protocol)
+	if refusal != nil {
+		v.Refusal = refusal
 		return v, nil, nil
 	}
 	v.Provider, v.Upstream = r.policy.Providers[model.Provider], r.upstreams[model.Provider]
@@ -225,7 +224,7 @@ func (v *Verdict) estimate(book *price.Book, ask *Ask, applied []policy.Applied,
 	res := &v.Reservation
 	row, ok := book.Find(res.Provider, res.Model, now)
 	if ok {
-		bound, err := row.UpperBound(ask.Input, ask.Output, now)
+		bound, err := row.UpperBound(ask.Input, ask.Output, now, ask.Also...)
 		if err == nil {
 			v.Price, res.PriceRow, res.Held.NanoUSD = row, row.ID, bound
 			return nil

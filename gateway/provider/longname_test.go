@@ -29,7 +29,7 @@ func TestLongNamesOfAnAnswerAreCut(t *testing.T) {
 	t.Run("plain", func(t *testing.T) {
 		t.Parallel()
 		body := fmt.Sprintf(`{"id":%q,"model":%q,%s}`, long, "a"+long, usage)
-		got, answer, err := ReadAnswer(&http.Response{Body: io.NopCloser(strings.NewReader(body)), ContentLength: -1})
+		got, answer, err := Chat.ReadAnswer(&http.Response{Body: io.NopCloser(strings.NewReader(body)), ContentLength: -1})
 		require.NoError(t, err)
 		require.Equal(t, body, string(got), "the caller has the whole answer")
 		check(t, answer)
@@ -38,7 +38,7 @@ func TestLongNamesOfAnAnswerAreCut(t *testing.T) {
 		t.Parallel()
 		body := fmt.Sprintf("data: {\"id\":%q,\"model\":%q,\"choices\":[],%s}\n\ndata: [DONE]\n\n", long, "a"+long, usage)
 		sink := httptest.NewRecorder()
-		answer, err := RelayStream(sink, strings.NewReader(body), false, false)
+		answer, err := Chat.RelayStream(sink, strings.NewReader(body), false, false)
 		require.NoError(t, err)
 		require.Equal(t, body, sink.Body.String(), "the caller has the whole stream")
 		check(t, answer)

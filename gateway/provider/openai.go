@@ -1,6 +1,7 @@
 package provider
 
 import (
+	"bytes"
 	"fmt"
 	"math"
 
@@ -202,3 +203,52 @@ func tokenCount(value gjson.Result) (n ledger.Tokens, ok bool) {
 	}
 	return ledger.Tokens(value.Num), true
 }
+
+func answerOpenAI(body []byte, a *Answer) {
+	found := gjson.GetManyBytes(body, "usage", "model", "id")
+	a.Reading = readOpenAIUsage(found[0])
+	a.Model, a.UpstreamID = name(found[1]), name(found[2])
+}
+
+var (
+	usageField   = []byte(`"usage"`)
+	errorField   = []byte(`"error"`)
+	contentField = []byte(`"content":"`)
+	doneSentinel = []byte("[DONE]")
+)
+
+// openAIMeter reads a stream of chat completions or completions. A finish reason is not the end: the usage may be missing
+// behind it.
+type openAIMeter struct{}
+
+// event withholds the usage chunk, which has no choices.
+func (openAIMeter) event(data []byte, a *Answer) (withhold, last bool) {
+	if bytes.Equal(data, doneSentinel) {
+		return false, true
+	}
+	a.Events++
+	a.Text += estimateText(deltaText(data, contentField))
+	if a.Events == 1 {
+		found := gjson.GetManyBytes(data, "model", "id")
+		a.Model, a.UpstreamID = name(found[0]), name(found[1])
+	}
+	if bytes.Contains(data, errorField) && gjson.GetBytes(data, "error").IsObject() {
+		a.Finish, last = ledger.ReasonUpstreamFailed, true
+	}
+	if !bytes.Contains(data, usageField) {
+		return false, last
+	}
+	found := gjson.GetManyBytes(data, "usage", "choices.#")
+	reading := readOpenAIUsage(found[0])
+	if reading.State == "" || !wholeJSON(data) {
+		return false, last
+	}
+	a.Reading = reading
+	if found[1].Exists() && found[1].Int() == 0 {
+		a.Events--
+		return true, last
+	}
+	return false, last
+}
+
+func (openAIMeter) close(*Answer) {}

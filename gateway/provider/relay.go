@@ -18,7 +18,7 @@ type Answer struct {
 	Reading
 	Model      string // the model that served it, "" when not said
 	UpstreamID string
-	Events     int64 // events of a stream that carried data, its usage chunk left out
+	Events     int64 // events of a stream that carried a piece of the answer
 	Text       int64 // estimate of the text that a stream carried, in hundredths of a token
 	FirstByte  bool  // something reached the caller
 	Finish     ledger.Reason
@@ -31,7 +31,7 @@ var ErrUpstreamCut = errors.New("the provider's answer broke off")
 const maxAnswer = 256 << 20
 
 // ReadAnswer reads a plain answer whole and meters it. An error wraps ErrUpstreamCut; nothing has reached the caller then.
-func ReadAnswer(response *http.Response) ([]byte, Answer, error) {
+func (e Endpoint) ReadAnswer(response *http.Response) ([]byte, Answer, error) {
 	var buffer bytes.Buffer
 	if n := response.ContentLength; n > 0 && n < maxAnswer {
 		buffer.Grow(int(n) + bytes.MinRead)
@@ -45,13 +45,15 @@ func ReadAnswer(response *http.Response) ([]byte, Answer, error) {
 	}
 	body := buffer.Bytes()
 	answer := Answer{Finish: ledger.ReasonOK}
-	if !tooDeep(body) && gjson.ValidBytes(body) {
-		found := gjson.GetManyBytes(body, "usage", "model", "id")
-		answer.Reading = readOpenAIUsage(found[0])
-		answer.Model, answer.UpstreamID = name(found[1]), name(found[2])
+	if wholeJSON(body) {
+		protocols[e.Protocol].answer(body, &answer)
 	}
 	return body, answer, nil
 }
+
+// wholeJSON reports whether data is one JSON value that can be read: an event that was cut in the middle of a number reads as
+// another one.
+func wholeJSON(data []byte) bool { return !tooDeep(data) && gjson.ValidBytes(data) }
 
 // name is a name that the provider gives, cut to MaxName bytes: it goes into the event that tells what was spent, and an
 // event that is larger than the stream takes would leave the spend unrecorded.
@@ -75,16 +77,23 @@ const maxEvent = 4 << 20
 type stream struct {
 	sink     Sink
 	withhold bool
+	meter    meter
 	answer   Answer
-	done     bool // [DONE] or an error event was seen; a finish reason is not the end, the usage may be missing behind it
+	done     bool // the last event was seen
 	gone     bool // the caller does not take any more
 }
 
-// RelayStream passes server-sent events on as they arrive and meters them. withhold keeps the usage chunk back, which the
-// caller did not ask for. When the caller leaves and drain is set, the rest is read for its usage alone. The error wraps
+// RelayStream passes server-sent events on as they arrive and meters them. withhold keeps back what only metering asked for.
+// When the caller leaves and drain is set, the rest is read for its usage alone. The error wraps
 // ErrUpstreamCut when the provider broke off; the caller must then see its connection aborted.
-func RelayStream(sink Sink, body io.Reader, withhold, drain bool) (Answer, error) {
-	s := &stream{sink: sink, withhold: withhold}
+func (e Endpoint) RelayStream(sink Sink, body io.Reader, withhold, drain bool) (Answer, error) {
+	s := &stream{sink: sink, withhold: withhold, meter: protocols[e.Protocol].meter()}
+	err := s.relay(body, drain)
+	s.meter.close(&s.answer)
+	return s.answer, err
+}
+
+func (s *stream) relay(body io.Reader, drain bool) error {
 	buffer := make([]byte, 0, 16<<10)
 	for {
 		if len(buffer) == cap(buffer) {
@@ -96,7 +105,7 @@ func RelayStream(sink Sink, body io.Reader, withhold, drain bool) (Answer, error
 		buffer = buffer[:copy(buffer, buffer[used:])]
 		if s.gone && !drain {
 			s.answer.Finish = ledger.ReasonClientGone
-			return s.answer, nil
+			return nil
 		}
 		if err != nil {
 			return s.end(err)
@@ -104,21 +113,20 @@ func RelayStream(sink Sink, body io.Reader, withhold, drain bool) (Answer, error
 	}
 }
 
-func (s *stream) end(err error) (Answer, error) {
+func (s *stream) end(err error) error {
 	switch {
 	case s.gone:
 		s.answer.Finish = ledger.ReasonClientGone
-		return s.answer, nil
 	case !errors.Is(err, io.EOF):
 		s.answer.Finish = ledger.ReasonUpstreamCut
-		return s.answer, fmt.Errorf("%w: %w", ErrUpstreamCut, err)
+		return fmt.Errorf("%w: %w", ErrUpstreamCut, err)
 	case !s.done:
 		s.answer.Finish = ledger.ReasonUpstreamCut
-		return s.answer, fmt.Errorf("%w: it ended without [DONE]", ErrUpstreamCut)
-	default:
+		return fmt.Errorf("%w: it ended without its last event", ErrUpstreamCut)
+	case s.answer.Finish == "":
 		s.answer.Finish = ledger.ReasonOK
-		return s.answer, nil
 	}
+	return nil
 }
 
 // take passes on every whole event of buffer, and the rest too when last is set, and returns how many bytes it has done
@@ -134,7 +142,7 @@ func (s *stream) take(buffer []byte, last bool) int {
 			}
 			size = len(buffer) - at
 		}
-		if s.meter(buffer[at:at+size]) && s.withhold {
+		if s.read(buffer[at:at+size]) && s.withhold {
 			wrote = s.write(buffer[from:at]) || wrote
 			from = at + size
 		}
@@ -174,47 +182,17 @@ func eventSize(data []byte) int {
 	}
 }
 
-var (
-	dataField    = []byte("data:")
-	usageField   = []byte(`"usage"`)
-	errorField   = []byte(`"error"`)
-	doneSentinel = []byte("[DONE]")
-)
+var dataField = []byte("data:")
 
-// meter reads one event and reports whether it is the usage chunk, which has no choices.
-func (s *stream) meter(event []byte) bool {
+// read meters one event and reports whether it is one that only metering asked for.
+func (s *stream) read(event []byte) bool {
 	data, ok := eventData(event)
 	if !ok {
 		return false
 	}
-	if bytes.Equal(data, doneSentinel) {
-		s.done = true
-		return false
-	}
-	s.answer.Events++
-	s.answer.Text += estimateText(deltaText(data))
-	if s.answer.Events == 1 {
-		found := gjson.GetManyBytes(data, "model", "id")
-		s.answer.Model, s.answer.UpstreamID = name(found[0]), name(found[1])
-	}
-	if bytes.Contains(data, errorField) && gjson.GetBytes(data, "error").IsObject() {
-		s.done = true
-	}
-	if !bytes.Contains(data, usageField) {
-		return false
-	}
-	found := gjson.GetManyBytes(data, "usage", "choices.#")
-	reading := readOpenAIUsage(found[0])
-	// An event that was cut in the middle of a number reads as another one.
-	if reading.State == "" || tooDeep(data) || !gjson.ValidBytes(data) {
-		return false
-	}
-	s.answer.Reading = reading
-	isChunk := found[1].Exists() && found[1].Int() == 0
-	if isChunk {
-		s.answer.Events--
-	}
-	return isChunk
+	withhold, last := s.meter.event(data, &s.answer)
+	s.done = s.done || last
+	return withhold
 }
 
 // Streamed estimates the output that a stream carried: its text by the heuristic, and at least a token an event.
@@ -222,24 +200,25 @@ func (a Answer) Streamed() ledger.Tokens {
 	return max(tokens(a.Text), ledger.Tokens(a.Events), 1)
 }
 
-var contentField = []byte(`"content":"`)
-
-// deltaText is the text that an event adds to the answer, as it stands in the JSON. It only feeds an estimate, so the event
-// is searched, not parsed.
-func deltaText(data []byte) string {
-	_, text, ok := bytes.Cut(data, contentField)
-	if !ok {
-		return ""
-	}
-	for i := 0; i < len(text); i++ {
-		switch text[i] {
-		case '\\':
-			i++
-		case '"':
-			return string(text[:i])
+// deltaText is the text that an event adds to the answer, as it stands in the JSON behind one of the fields. It only feeds an
+// estimate, so the event is searched, not parsed.
+func deltaText(data []byte, fields ...[]byte) string {
+	for _, field := range fields {
+		_, text, ok := bytes.Cut(data, field)
+		if !ok {
+			continue
 		}
+		for i := 0; i < len(text); i++ {
+			switch text[i] {
+			case '\\':
+				i++
+			case '"':
+				return string(text[:i])
+			}
+		}
+		return string(text)
 	}
-	return string(text)
+	return ""
 }
 
 // eventData is the data of an event whose data is one line, as every provider here sends it.

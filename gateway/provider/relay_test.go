@@ -68,7 +68,7 @@ var used = Reading{ledger.Usage{Input: 12, Output: 34}, ledger.UsageReported}
 
 func relay(t require.TestingT, text string, withhold bool) (string, Answer) {
 	s := &sink{}
-	answer, err := RelayStream(s, strings.NewReader(text), withhold, false)
+	answer, err := Chat.RelayStream(s, strings.NewReader(text), withhold, false)
 	require.NoError(t, err)
 	return s.String(), answer
 }
@@ -78,6 +78,11 @@ func TestRelayStream(t *testing.T) {
 	body := chunk("a") + chunk("b") + finishChunk
 	done := func(r Reading, events int64) Answer {
 		return Answer{Reading: r, Model: "m-1", UpstreamID: "c-1", Events: events, FirstByte: true, Finish: ledger.ReasonOK}
+	}
+	failed := func(events int64) Answer {
+		a := done(Reading{}, events)
+		a.Finish = ledger.ReasonUpstreamFailed
+		return a
 	}
 	inChoices := strings.Replace(finishChunk, `"usage":null`, `"usage":{"prompt_tokens":12,"completion_tokens":34}`, 1)
 	filter := `data: {"id":"c-1","model":"m-1","choices":[],"prompt_filter_results":[],"usage":null}` + "\n\n"
@@ -99,7 +104,7 @@ func TestRelayStream(t *testing.T) {
 		"no blank after colon":   {strings.ReplaceAll(body+usageChunk+doneChunk, "data: ", "data:"), true, strings.ReplaceAll(body+doneChunk, "data: ", "data:"), done(used, 3)},
 		"crlf":                   {strings.ReplaceAll(body+usageChunk+doneChunk, "\n", "\r\n"), true, strings.ReplaceAll(body+doneChunk, "\n", "\r\n"), done(used, 3)},
 		"empty choices at first": {filter + body + usageChunk + doneChunk, true, filter + body + doneChunk, done(used, 4)},
-		"error event":            {chunk("a") + "data: {\"error\":{\"message\":\"overloaded\"}}\n\n", true, "", done(Reading{}, 2)},
+		"error event":            {chunk("a") + "data: {\"error\":{\"message\":\"overloaded\"}}\n\n", true, "", failed(2)},
 		"a text about errors":    {chunk(`"error":{}`) + finishChunk + doneChunk, true, "", done(Reading{}, 2)},
 		"a text about usage":     {chunk(`"usage":{"prompt_tokens":9}`) + finishChunk + usageChunk + doneChunk, true, chunk(`"usage":{"prompt_tokens":9}`) + finishChunk + doneChunk, done(used, 2)},
 		"the last usage counts":  {strings.Replace(chunk("a"), "null}\n", `{"prompt_tokens":1,"completion_tokens":1}}`+"\n", 1) + finishChunk + usageChunk + doneChunk, true, strings.Replace(chunk("a"), "null}\n", `{"prompt_tokens":1,"completion_tokens":1}}`+"\n", 1) + finishChunk + doneChunk, done(used, 2)},
@@ -142,7 +147,7 @@ func TestRelayStreamCut(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			s := &sink{}
-			answer, err := RelayStream(s, &pieces{[][]byte{[]byte(c.text)}, c.err, 0}, true, false)
+			answer, err := Chat.RelayStream(s, &pieces{[][]byte{[]byte(c.text)}, c.err, 0}, true, false)
 			require.ErrorIs(t, err, ErrUpstreamCut)
 			if c.err != io.EOF {
 				require.ErrorIs(t, err, c.err)
@@ -160,7 +165,7 @@ func TestRelayUsageCutAnywhere(t *testing.T) {
 	body := chunk("a") + finishChunk
 	for size := range len(usageChunk) {
 		s := &sink{}
-		answer, err := RelayStream(s, iotest.TimeoutReader(strings.NewReader(body+usageChunk[:size])), true, false)
+		answer, err := Chat.RelayStream(s, iotest.TimeoutReader(strings.NewReader(body+usageChunk[:size])), true, false)
 		require.ErrorIs(t, err, ErrUpstreamCut)
 		if answer.State != "" {
 			require.Equal(t, used, answer.Reading, "cut at %d", size)
@@ -181,7 +186,7 @@ func TestRelaySplitAtEveryByte(t *testing.T) {
 	require.NotContains(t, want, "46")
 	for at := range len(text) + 1 {
 		s := &sink{}
-		answer, err := RelayStream(s, &pieces{[][]byte{[]byte(text[:at]), []byte(text[at:])}, io.EOF, 0}, true, false)
+		answer, err := Chat.RelayStream(s, &pieces{[][]byte{[]byte(text[:at]), []byte(text[at:])}, io.EOF, 0}, true, false)
 		require.NoError(t, err)
 		require.Equal(t, want, s.String(), "split at %d", at)
 		require.Equal(t, wantAnswer, answer, "split at %d", at)
@@ -211,7 +216,7 @@ func TestRelayAnyChunking(t *testing.T) {
 			cut, rest = append(cut, rest[:n]), rest[n:]
 		}
 		s := &sink{}
-		answer, err := RelayStream(s, &pieces{cut, io.EOF, 0}, withhold, false)
+		answer, err := Chat.RelayStream(s, &pieces{cut, io.EOF, 0}, withhold, false)
 		require.NoError(t, err)
 		require.Equal(t, want, s.String())
 		require.Equal(t, wantAnswer, answer)
@@ -228,7 +233,7 @@ func TestRelayReaders(t *testing.T) {
 		"halves": iotest.HalfReader(strings.NewReader(text)),
 	} {
 		s := &sink{}
-		answer, err := RelayStream(s, reader, true, false)
+		answer, err := Chat.RelayStream(s, reader, true, false)
 		require.NoError(t, err, name)
 		require.Equal(t, want, s.String(), name)
 		require.Equal(t, wantAnswer, answer, name)
@@ -245,7 +250,7 @@ func TestRelayFlushesBeforeWithheld(t *testing.T) {
 		seen = s.String()
 		return 0, io.EOF
 	}), strings.NewReader(doneChunk))
-	_, err := RelayStream(s, body, true, false)
+	_, err := Chat.RelayStream(s, body, true, false)
 	require.NoError(t, err)
 	require.Equal(t, finishChunk, seen)
 }
@@ -265,7 +270,7 @@ func TestRelayCallerLeaves(t *testing.T) {
 			}
 			body := &pieces{cut, io.EOF, 0}
 			s := &sink{failAt: failAt}
-			answer, err := RelayStream(s, body, true, drain)
+			answer, err := Chat.RelayStream(s, body, true, drain)
 			require.NoError(t, err)
 			require.Equal(t, ledger.ReasonClientGone, answer.Finish)
 			require.Equal(t, failAt > 1, answer.FirstByte)
@@ -283,7 +288,7 @@ func TestRelayCallerLeaves(t *testing.T) {
 
 func TestRelayDrainedStreamIsCut(t *testing.T) {
 	t.Parallel()
-	answer, err := RelayStream(&sink{failAt: 1}, &pieces{[][]byte{[]byte(chunk("a"))}, io.ErrUnexpectedEOF, 0}, true, true)
+	answer, err := Chat.RelayStream(&sink{failAt: 1}, &pieces{[][]byte{[]byte(chunk("a"))}, io.ErrUnexpectedEOF, 0}, true, true)
 	require.NoError(t, err, "nobody is left to be told")
 	require.Equal(t, ledger.ReasonClientGone, answer.Finish)
 }
@@ -297,7 +302,7 @@ func TestRelayGiantEvent(t *testing.T) {
 	require.True(t, passed == chunk("a")+giant+finishChunk+doneChunk)
 	require.Equal(t, used, answer.Reading)
 	endless := io.LimitReader(readerFunc(func(p []byte) (int, error) { return len(p), nil }), 3*maxEvent)
-	answer, err := RelayStream(&sink{}, endless, true, false)
+	answer, err := Chat.RelayStream(&sink{}, endless, true, false)
 	require.ErrorIs(t, err, ErrUpstreamCut)
 	require.Zero(t, answer.Reading)
 }
@@ -305,7 +310,7 @@ func TestRelayGiantEvent(t *testing.T) {
 func TestReadAnswer(t *testing.T) {
 	t.Parallel()
 	read := func(body io.Reader, length int64) (string, Answer, error) {
-		data, answer, err := ReadAnswer(&http.Response{Body: io.NopCloser(body), ContentLength: length})
+		data, answer, err := Chat.ReadAnswer(&http.Response{Body: io.NopCloser(body), ContentLength: length})
 		return string(data), answer, err
 	}
 	const text = `{"id":"c-1","model":"m-1","usage":{"prompt_tokens":12,"completion_tokens":34}}`
@@ -332,13 +337,13 @@ func FuzzRelay(f *testing.F) {
 	f.Add([]byte("data: {\"usage\":{\"prompt_tokens\":1}}\r\n\r\ndata:[DONE]"), uint16(3), false)
 	f.Fuzz(func(t *testing.T, text []byte, size uint16, withhold bool) {
 		whole, parts := &sink{}, &sink{}
-		want, wantErr := RelayStream(whole, bytes.NewReader(text), withhold, false)
+		want, wantErr := Chat.RelayStream(whole, bytes.NewReader(text), withhold, false)
 		var cut [][]byte
 		for rest := text; len(rest) > 0; {
 			n := min(len(rest), int(size)+1)
 			cut, rest = append(cut, rest[:n]), rest[n:]
 		}
-		got, err := RelayStream(parts, &pieces{cut, io.EOF, 0}, withhold, false)
+		got, err := Chat.RelayStream(parts, &pieces{cut, io.EOF, 0}, withhold, false)
 		require.Equal(t, wantErr == nil, err == nil)
 		require.Equal(t, want, got)
 		require.Equal(t, whole.String(), parts.String())
@@ -356,7 +361,7 @@ func BenchmarkRelay(b *testing.B) {
 	s := &sink{}
 	for b.Loop() {
 		s.Reset()
-		if _, err := RelayStream(s, strings.NewReader(text), true, false); err != nil {
+		if _, err := Chat.RelayStream(s, strings.NewReader(text), true, false); err != nil {
 			b.Fatal(err)
 		}
 	}

@@ -17,25 +17,13 @@ type Request struct {
 	Model      string
 	User       string // the end user the body names, "" when it names none
 	Stream     bool
-	UsageAsked bool          // the caller wants the usage chunk of a stream for itself
-	Input      ledger.Tokens // estimate of the input, with a margin
-	Output     ledger.Tokens // the most the answer can have, or DefaultOutput a choice when the body gives no bound
-	raw        Estimate      // for the model that the body names
+	UsageAsked bool           // the caller wants the usage chunk of a stream for itself
+	Input      ledger.Tokens  // estimate of the input, with a margin
+	Output     ledger.Tokens  // the most the answer can have, or DefaultOutput a choice when the body gives no bound
+	Also       []ledger.Class // what the input can be beside plain, cached and written to a cache: dearer classes
+	raw        Estimate       // for the model that the body names
 	body       []byte
 }
-
-// Endpoint is one metered route.
-type Endpoint struct {
-	Path string
-	Kind string // chat, completions, embeddings: what limits and upstream rates tell apart
-}
-
-// The metered routes.
-var (
-	Chat        = Endpoint{"/v1/chat/completions", "chat"}
-	Completions = Endpoint{"/v1/completions", "completions"}
-	Embeddings  = Endpoint{"/v1/embeddings", "embeddings"}
-)
 
 // DefaultOutput is held for each choice of a request that gives no output bound.
 const DefaultOutput ledger.Tokens = 4096

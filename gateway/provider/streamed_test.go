@@ -25,7 +25,7 @@ func TestStreamedCountsTextAndEvents(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			answer, err := RelayStream(discard{}, strings.NewReader(c.body), true, false)
+			answer, err := Chat.RelayStream(discard{}, strings.NewReader(c.body), true, false)
 			require.ErrorIs(t, err, ErrUpstreamCut)
 			require.GreaterOrEqual(t, int64(answer.Streamed()), c.least)
 			require.LessOrEqual(t, int64(answer.Streamed()), c.most)

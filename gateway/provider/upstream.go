@@ -9,9 +9,13 @@ import (
 	"net/http"
 	"net/http/httptrace"
 	"net/textproto"
+	"slices"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"time"
+
+	"tollgate/ledger/policy"
 )
 
 // Upstream is one provider's HTTP end. It is safe for concurrent use.
@@ -20,6 +24,7 @@ type Upstream struct {
 	BaseURL string // with /v1, without a slash at the end
 	Key     string // secret
 	client  *http.Client
+	speaks  protocol
 }
 
 // Timeouts bound the phases of one upstream call; none bounds a stream that keeps moving.
@@ -47,9 +52,9 @@ func NewTransport(t Timeouts) *http.Transport {
 }
 
 // NewUpstream binds a provider to the pool.
-func NewUpstream(name, baseURL, key string, transport http.RoundTripper) *Upstream {
+func NewUpstream(name string, speaks policy.Protocol, baseURL, key string, transport http.RoundTripper) *Upstream {
 	noRedirect := func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
-	return &Upstream{name, baseURL, key, &http.Client{Transport: transport, CheckRedirect: noRedirect}}
+	return &Upstream{name, baseURL, key, &http.Client{Transport: transport, CheckRedirect: noRedirect}, protocols[speaks]}
 }
 
 // SendError is a call that brought no answer.
@@ -83,7 +88,7 @@ func (u *Upstream) Send(ctx context.Context, path string, header http.Header, bo
 		return nil, &SendError{Err: fmt.Errorf("provider %s: %w", u.Name, err)}
 	}
 	request.Header = header
-	request.Header.Set("Authorization", "Bearer "+u.Key)
+	u.speaks.authorize(request.Header, u.Key)
 	response, err := u.client.Do(request)
 	if err != nil {
 		return nil, &SendError{Err: fmt.Errorf("provider %s: %w", u.Name, err), Sent: wrote.Load()}
@@ -106,13 +111,19 @@ var notForwarded = map[string]bool{
 	"Te": true, "Trailer": true, "Transfer-Encoding": true, "Upgrade": true,
 	"Authorization": true, "X-Api-Key": true, "Api-Key": true, "Cookie": true, "Host": true, "Content-Length": true,
 	"Accept-Encoding": true, "Expect": true, "Forwarded": true, "X-Real-Ip": true,
-	"Openai-Organization": true, "Openai-Project": true,
+	"Openai-Organization": true, "Openai-Project": true, "Anthropic-Workspace-Id": true,
 }
 
 var notReturned = map[string]bool{
 	"Connection": true, "Keep-Alive": true, "Proxy-Authenticate": true, "Proxy-Connection": true, "Te": true, "Trailer": true,
 	"Transfer-Encoding": true, "Upgrade": true, "Content-Length": true, "Set-Cookie": true,
-	"Openai-Organization": true, "Openai-Project": true, "Ratelimit": true, "Ratelimit-Policy": true,
+	"Openai-Organization": true, "Openai-Project": true, "Anthropic-Organization-Id": true,
+}
+
+// notReturnedPrefixes begin the names of what the gateway says in its own name: no provider can say it. Their own rate limits
+// are the gateway's, not the caller's.
+var notReturnedPrefixes = []string{
+	"X-Tollgate-", "X-Ratelimit", "X-Rate-Limit", "Ratelimit", "Anthropic-Ratelimit", "Anthropic-Priority", "Anthropic-Fast",
 }
 
 // ForwardHeader is the header to send upstream for a caller's request.
@@ -134,16 +145,29 @@ func ForwardHeader(from http.Header) http.Header {
 	return to
 }
 
-// ReturnHeader copies a provider's header to the caller's answer. The provider's own rate limits stay here: they are the
-// gateway's, not the caller's. What the gateway says in its own name, no provider can say.
+// ReturnHeader copies a provider's header to the caller's answer, without its rate limits. How long to wait passes, on an error
+// of the provider's it is the caller's only advice; but not a wait of nothing, which makes SDKs come back at once.
 func ReturnHeader(to, from http.Header) {
 	named := connectionNamed(from)
 	for name, values := range from {
-		if notReturned[name] || named[name] || strings.HasPrefix(name, "X-Ratelimit-") || strings.HasPrefix(name, "X-Tollgate-") {
+		if notReturned[name] || named[name] || hasPrefix(name, notReturnedPrefixes) {
+			continue
+		}
+		if (name == "Retry-After" || name == "Retry-After-Ms") && noWait(values) {
 			continue
 		}
 		to[name] = values
 	}
+}
+
+func hasPrefix(name string, prefixes []string) bool {
+	return slices.ContainsFunc(prefixes, func(prefix string) bool { return strings.HasPrefix(name, prefix) })
+}
+
+// noWait reports whether a wait is told as a number that is none.
+func noWait(values []string) bool {
+	n, err := strconv.ParseFloat(strings.TrimSpace(values[0]), 64)
+	return err == nil && !(n > 0)
 }
 
 func connectionNamed(h http.Header) map[string]bool {

@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"tollgate/ledger/policy"
 )
 
 const secret = "sk-upstream-secret"
@@ -24,7 +26,7 @@ func provide(t *testing.T, header time.Duration, serve http.HandlerFunc) (*Upstr
 		transport.CloseIdleConnections()
 		server.Close()
 	})
-	return NewUpstream("openai", server.URL+"/v1", secret, transport), server
+	return NewUpstream("openai", policy.ProtocolOpenAI, server.URL+"/v1", secret, transport), server
 }
 
 func send(u *Upstream, header http.Header) (*http.Response, error) {
@@ -149,7 +151,7 @@ func TestForwardHeader(t *testing.T) {
 	for _, name := range []string{
 		"Connection", "Keep-Alive", "Proxy-Authenticate", "Proxy-Authorization", "Proxy-Connection", "Te", "Trailer", "Transfer-Encoding",
 		"Upgrade", "Authorization", "X-Api-Key", "Api-Key", "Cookie", "Host", "Content-Length", "Accept-Encoding", "Expect", "Forwarded", "X-Real-Ip",
-		"OpenAI-Organization", "OpenAI-Project", "X-Tollgate-User", "X-Tollgate-Request-Id", "X-Forwarded-For", "X-Forwarded-Host",
+		"OpenAI-Organization", "OpenAI-Project", "Anthropic-Workspace-Id", "X-Tollgate-User", "X-Tollgate-Request-Id", "X-Forwarded-For", "X-Forwarded-Host",
 	} {
 		from.Set(name, "secret")
 	}
@@ -169,7 +171,9 @@ func TestReturnHeader(t *testing.T) {
 	from := http.Header{}
 	for _, name := range []string{
 		"Connection", "Keep-Alive", "Proxy-Authenticate", "Proxy-Connection", "Te", "Trailer", "Transfer-Encoding", "Upgrade", "Content-Length",
-		"Set-Cookie", "OpenAI-Organization", "OpenAI-Project", "X-RateLimit-Remaining-Requests", "RateLimit", "RateLimit-Policy",
+		"Set-Cookie", "OpenAI-Organization", "OpenAI-Project", "X-RateLimit-Remaining-Requests", "RateLimit", "RateLimit-Policy", "RateLimit-Reset",
+		"X-Rate-Limit-Reset", "Anthropic-Organization-Id", "Anthropic-Ratelimit-Requests-Limit", "Anthropic-Ratelimit-Input-Tokens-Reset",
+		"Anthropic-Priority-Output-Tokens-Limit", "Anthropic-Fast-Input-Tokens-Remaining",
 		"X-Tollgate-Request-Id", "X-Tollgate-Model",
 	} {
 		from.Set(name, "theirs")
@@ -183,6 +187,44 @@ func TestReturnHeader(t *testing.T) {
 	require.Equal(t, http.Header{
 		"X-Tollgate-Request-Id": {"ours"}, "X-Ratelimit-Remaining-Requests": {"9"}, "Retry-After": {"3"}, "X-Request-Id": {"r"},
 	}, to)
+}
+
+// What a provider says of waiting is passed on, unless it is that there is nothing to wait for.
+func TestReturnedWaits(t *testing.T) {
+	t.Parallel()
+	for value, passed := range map[string]bool{
+		"3": true, "0.5": true, " 1 ": true, "Wed, 21 Oct 2026 07:28:00 GMT": true, "soon": true,
+		"0": false, "-1": false, "0.0": false, "-0": false, "NaN": false,
+	} {
+		for _, name := range []string{"Retry-After", "Retry-After-Ms"} {
+			to := http.Header{}
+			ReturnHeader(to, http.Header{name: {value}})
+			require.Equal(t, passed, to.Get(name) != "", "%s: %s", name, value)
+		}
+	}
+}
+
+func TestAnthropicKey(t *testing.T) {
+	t.Parallel()
+	var got *http.Request
+	server := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { got = r }))
+	transport := NewTransport(Timeouts{Dial: 5 * time.Second, Header: time.Minute})
+	t.Cleanup(func() {
+		transport.CloseIdleConnections()
+		server.Close()
+	})
+	u := NewUpstream("claude", policy.ProtocolAnthropic, server.URL+"/v1", secret, transport)
+	header := ForwardHeader(http.Header{
+		"X-Api-Key": {"tg-caller"}, "Authorization": {"Bearer tg-caller"}, "Anthropic-Version": {"2023-06-01"}, "Anthropic-Beta": {"a-1", "b-2"},
+	})
+	response, err := u.Send(t.Context(), CountTokens.Path, header, []byte("{}"))
+	require.NoError(t, err)
+	require.NoError(t, response.Body.Close())
+	require.Equal(t, "/v1/messages/count_tokens", got.URL.String())
+	require.Equal(t, []string{secret}, got.Header["X-Api-Key"])
+	require.Empty(t, got.Header["Authorization"])
+	require.Equal(t, []string{"2023-06-01"}, got.Header["Anthropic-Version"])
+	require.Equal(t, []string{"a-1", "b-2"}, got.Header["Anthropic-Beta"])
 }
 
 // The pool speaks HTTP/1.1 to plain addresses, asks for no compression and follows the proxy settings.

@@ -1,0 +1,45 @@
+package admission
+
+import (
+	"fmt"
+
+	"tollgate/gateway/provider"
+	"tollgate/ledger"
+	"tollgate/ledger/policy"
+)
+
+// Route is who serves a model.
+type Route struct {
+	Model    *policy.Model
+	Provider *policy.Provider
+	Upstream *provider.Upstream
+}
+
+// Route finds who serves a model to callers of a protocol, by the policy in force. The refusal is set when nobody does.
+func (a *Admission) Route(model string, protocol policy.Protocol) (Route, *Refusal) {
+	r := a.rules.Load()
+	m, refusal := r.route(model, protocol)
+	if refusal != nil {
+		return Route{}, refusal
+	}
+	return Route{m, r.policy.Providers[m.Provider], r.upstreams[m.Provider]}, nil
+}
+
+// route finds a model whose provider speaks the caller's protocol: nothing is translated.
+func (r *rules) route(name string, protocol policy.Protocol) (*policy.Model, *Refusal) {
+	m := r.policy.Models[name]
+	if m == nil {
+		return nil, &Refusal{
+			Reason:  ledger.ReasonUnknownModel,
+			Message: fmt.Sprintf("the model %q does not exist here, or you do not have access to it", name),
+		}
+	}
+	if spoken := r.policy.Providers[m.Provider].Protocol; spoken != protocol {
+		return nil, &Refusal{
+			Reason: ledger.ReasonBadRequest,
+			Message: fmt.Sprintf("the model %s is served by a provider that speaks the protocol %s, this route speaks %s: use %s",
+				name, spoken, protocol, provider.RoutesOf(spoken)),
+		}
+	}
+	return m, nil
+}

@@ -1,0 +1,87 @@
+package gateway
+
+import (
+	"context"
+	"log/slog"
+	"net/http"
+	"time"
+
+	"tollgate/gateway/admission"
+	"tollgate/gateway/provider"
+	"tollgate/ledger"
+	"tollgate/ledger/event"
+)
+
+// serveFree passes on a request that its provider does not bill: it takes from no budget and no rate, and leaves no event. Key
+// and model must be known all the same, and the model is the policy's.
+func (g *Gateway) serveFree(w http.ResponseWriter, r *http.Request, endpoint provider.Endpoint) {
+	g.active.Add(1)
+	defer g.active.Add(-1)
+	x := &exchange{g: g, w: w, r: r, endpoint: endpoint, start: time.Now(), reason: ledger.ReasonOK, traceID: traceID(r.Header)}
+	defer x.finishFree()
+	if !x.identify() || !x.parse() || !x.route() {
+		return
+	}
+	body, err := x.request.UpstreamBody(x.verdict.Reservation.Model)
+	if err != nil {
+		x.problem(problem{reason: ledger.ReasonBadRequest, message: err.Error()})
+		return
+	}
+	ctx, cancel := context.WithCancel(r.Context())
+	defer cancel()
+	defer context.AfterFunc(g.work, cancel)()
+	response, err := x.send(ctx, body)
+	if err != nil {
+		reason, _ := x.whyUnanswered(err)
+		g.log.Warn("no answer from the provider", "provider", x.verdict.Provider.Name, "error", err)
+		x.problem(problem{reason: reason, message: "the provider " + x.verdict.Provider.Name + " did not answer"})
+		return
+	}
+	defer response.Body.Close()
+	x.passFree(response)
+}
+
+// route finds who serves the model; nothing is held.
+func (x *exchange) route() bool {
+	route, refusal := x.g.admission.Route(x.request.Model, x.endpoint.Protocol)
+	if refusal != nil {
+		x.refuse(refusal)
+		return false
+	}
+	x.verdict = &admission.Verdict{
+		Provider: route.Provider, Upstream: route.Upstream,
+		Reservation: event.Reservation{Provider: route.Model.Provider, Model: route.Model.Upstream},
+	}
+	return true
+}
+
+func (x *exchange) passFree(response *http.Response) {
+	body, _, err := x.endpoint.ReadAnswer(response)
+	if err != nil {
+		x.problem(problem{reason: ledger.ReasonUpstreamCut, message: "the provider's answer broke off"})
+		return
+	}
+	if response.StatusCode >= http.StatusMultipleChoices {
+		x.reason, body = ledger.ReasonUpstreamFailed, x.verdict.Upstream.Hide(body)
+	}
+	x.writeHeader(response)
+	if _, err := x.w.Write(body); err != nil {
+		x.reason = ledger.ReasonClientGone
+	}
+}
+
+// finishFree writes the one line about the request. It is no decision: no limit was asked.
+func (x *exchange) finishFree() {
+	attributes := []slog.Attr{
+		slog.String("reason", string(x.reason)), slog.Int("status", x.status), slog.String("app", x.caller.App),
+		slog.String("key_id", x.caller.Key), slog.String("endpoint", x.endpoint.Path),
+		slog.Float64("duration_ms", float64(time.Since(x.start).Microseconds())/1000),
+	}
+	if x.request != nil {
+		attributes = append(attributes, slog.String("model", x.request.Model))
+	}
+	if x.traceID != "" {
+		attributes = append(attributes, slog.String("trace_id", x.traceID))
+	}
+	x.g.log.LogAttrs(context.Background(), slog.LevelInfo, "free request", attributes...)
+}

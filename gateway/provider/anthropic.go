@@ -1,0 +1,223 @@
+package provider
+
+import (
+	"bytes"
+	"fmt"
+	"math"
+
+	"github.com/tidwall/gjson"
+
+	"tollgate/ledger"
+)
+
+// parseAnthropic reads a request of Anthropic's messages, or one that counts their tokens.
+func parseAnthropic(endpoint Endpoint, body []byte) (*Request, error) {
+	found, err := fields(body)
+	if err != nil {
+		return nil, err
+	}
+	// The usage comes in every stream, unasked.
+	r := &Request{Endpoint: endpoint, body: body, UsageAsked: true}
+	if r.Model, err = text(found, "model"); err != nil {
+		return nil, err
+	}
+	if r.Model == "" {
+		return nil, &RequestError{"model", "you must provide a model"}
+	}
+	if !found["messages"].IsArray() {
+		return nil, &RequestError{"messages", "you must provide a list of messages"}
+	}
+	if endpoint == CountTokens {
+		return r, nil
+	}
+	if r.User, err = metadataUser(found["metadata"]); err != nil {
+		return nil, err
+	}
+	if r.Stream, err = flag(found, "stream"); err != nil {
+		return nil, err
+	}
+	bound, err := outputBound(found["max_tokens"])
+	if err != nil {
+		return nil, err
+	}
+	if bytes.Contains(body, hourField) {
+		r.Also = []ledger.Class{ledger.ClassCacheWrite1h}
+	}
+	r.estimate(found, bound, min(bound, 1))
+	return r, nil
+}
+
+// hourField is the lifetime of a cache that is dearer to write. In a text it would stand with a backslash.
+var hourField = []byte(`"1h"`)
+
+func metadataUser(metadata gjson.Result) (string, error) {
+	if !given(metadata) {
+		return "", nil
+	}
+	if !metadata.IsObject() {
+		return "", &RequestError{"metadata", "must be an object"}
+	}
+	inner, err := fields([]byte(metadata.Raw))
+	if err != nil {
+		return "", err
+	}
+	user, err := text(inner, "user_id")
+	if err != nil {
+		return "", &RequestError{"metadata.user_id", err.(*RequestError).Message}
+	}
+	return user, nil
+}
+
+// outputBound reads the bound of the answer, thinking included. The protocol asks for one; 0 only fills the provider's cache.
+func outputBound(value gjson.Result) (int64, error) {
+	if !given(value) {
+		return 0, &RequestError{"max_tokens", "you must say how many tokens the answer may have"}
+	}
+	if value.Type != gjson.Number || value.Num != math.Trunc(value.Num) || value.Num < 0 || value.Num > 1e9 {
+		return 0, &RequestError{"max_tokens", fmt.Sprintf("must be a whole number from 0 to 1000000000, not %.40s", value.Raw)}
+	}
+	return int64(value.Num), nil
+}
+
+func answerAnthropic(body []byte, a *Answer) {
+	found := gjson.GetManyBytes(body, "usage", "model", "id")
+	a.Model, a.UpstreamID = name(found[1]), name(found[2])
+	var u anthropicUsage
+	u.read(found[0])
+	a.Reading = u.reading()
+}
+
+// anthropicUsage is what a message has told of its usage so far. A stream tells it twice: at the start, and at the end the
+// final figures of the whole message; some figures stand in one of the two alone.
+type anthropicUsage struct {
+	input, output                ledger.Tokens
+	cached, written5m, written1h ledger.Tokens
+	thinking                     ledger.Tokens // part of output
+	inputGiven, outputGiven      bool
+	nothing                      bool // a figure that the others cannot replace is no count
+	inconsistent                 bool
+}
+
+// read takes over the figures of a usage object.
+func (u *anthropicUsage) read(usage gjson.Result) {
+	if !usage.IsObject() {
+		return
+	}
+	figure := func(path string, to *ledger.Tokens) bool {
+		value := usage.Get(path)
+		n, ok := tokenCount(value)
+		u.nothing = u.nothing || !ok
+		// A 0 after a count is a figure left out: what was read or written once stays so.
+		if !given(value) || !ok || n == 0 && *to > 0 {
+			return given(value) && ok
+		}
+		*to = n
+		return true
+	}
+	u.inputGiven = figure("input_tokens", &u.input) || u.inputGiven
+	figure("cache_read_input_tokens", &u.cached)
+	u.readWritten(usage)
+	output := ledger.Tokens(0)
+	if figure("output_tokens", &output) {
+		u.output, u.outputGiven = output, true
+	}
+	if value := usage.Get("output_tokens_details.thinking_tokens"); given(value) {
+		n, ok := tokenCount(value)
+		u.thinking = n
+		u.inconsistent = u.inconsistent || !ok
+	}
+}
+
+// readWritten reads what was written to caches: a sum, and mostly how it splits by the caches' lifetimes.
+func (u *anthropicUsage) readWritten(usage gjson.Result) {
+	sum, ok := tokenCount(usage.Get("cache_creation_input_tokens"))
+	u.nothing = u.nothing || !ok
+	if split := usage.Get("cache_creation"); split.IsObject() {
+		fives, ok5 := tokenCount(split.Get("ephemeral_5m_input_tokens"))
+		hours, ok1 := tokenCount(split.Get("ephemeral_1h_input_tokens"))
+		switch {
+		case !ok5 || !ok1:
+			u.inconsistent = true
+		case fives+hours > 0:
+			u.written5m, u.written1h = fives, hours
+			u.inconsistent = u.inconsistent || given(usage.Get("cache_creation_input_tokens")) && sum != fives+hours
+		}
+	}
+	// What a sum has above its parts was written to the cache that the parts tell of, else to the usual one.
+	if more := sum - u.written5m - u.written1h; more > 0 {
+		if u.written1h > 0 && u.written5m == 0 {
+			u.written1h += more
+		} else {
+			u.written5m += more
+		}
+	}
+}
+
+// reading is the usage in classes. Thinking that does not fit into the output, or a split that is not its sum, makes it
+// inconsistent: the larger reading counts. Where input or output is missing, or a figure is no count, nothing was said.
+func (u *anthropicUsage) reading() Reading {
+	if u.nothing || !u.inputGiven || !u.outputGiven {
+		return Reading{}
+	}
+	r := Reading{
+		Usage: ledger.Usage{
+			Input: u.input, CachedInput: u.cached, CacheWrite5m: u.written5m, CacheWrite1h: u.written1h,
+			Output: u.output - u.thinking, Reasoning: u.thinking,
+		},
+		State: ledger.UsageReported,
+	}
+	switch {
+	case u.inconsistent || u.thinking > u.output:
+		r.State = ledger.UsageInconsistent
+		r.Usage.Output, r.Usage.Reasoning = u.output, 0
+	case r.Usage.Total() == 0:
+		r.State = ledger.UsageReportedZero
+	}
+	return r
+}
+
+// anthropicMeter reads a stream of a message.
+type anthropicMeter struct {
+	usage anthropicUsage
+	final bool // the final figures have come
+}
+
+func (m *anthropicMeter) event(data []byte, a *Answer) (withhold, last bool) {
+	switch gjson.GetBytes(data, "type").Str {
+	case "content_block_delta":
+		a.Events++
+		a.Text += estimateText(deltaText(data, anthropicText...))
+	case "message_start":
+		if !wholeJSON(data) {
+			break
+		}
+		found := gjson.GetManyBytes(data, "message.usage", "message.model", "message.id")
+		m.usage.read(found[0])
+		a.Model, a.UpstreamID = name(found[1]), name(found[2])
+	case "message_delta":
+		if usage := gjson.GetBytes(data, "usage"); usage.IsObject() && wholeJSON(data) {
+			m.usage.read(usage)
+			m.final = true
+		}
+	case "message_stop":
+		return false, true
+	case "error":
+		a.Finish = ledger.ReasonUpstreamFailed
+		return false, true
+	}
+	return false, false
+}
+
+// anthropicText is where text, thinking and the input of tools stand in a delta.
+var anthropicText = [][]byte{[]byte(`"text":"`), []byte(`"thinking":"`), []byte(`"partial_json":"`)}
+
+// close takes what the stream told. Where the final figures never came, the input is known from the start, but the output only
+// from what was streamed.
+func (m *anthropicMeter) close(a *Answer) {
+	a.Reading = m.usage.reading()
+	if m.final || a.State == "" {
+		return
+	}
+	a.State = ledger.UsageEstimated
+	a.Usage.Output, a.Usage.Reasoning = max(m.usage.output, a.Streamed()), 0
+}

@@ -1,0 +1,78 @@
+package provider
+
+import (
+	"net/http"
+	"slices"
+	"strings"
+
+	"tollgate/ledger/policy"
+)
+
+// protocol is how the providers of one kind are spoken to. Each is one file, and this table is all that the rest of the
+// package knows of them.
+type protocol struct {
+	parse     func(Endpoint, []byte) (*Request, error)
+	answer    func(body []byte, a *Answer) // reads a plain answer, which is valid JSON
+	meter     func() meter                 // of one stream
+	authorize func(header http.Header, key string)
+}
+
+// meter learns from one stream what it used, event by event.
+type meter interface {
+	// event reads one event's data. withhold says that the event only answers what metering asked for; last, that the answer
+	// is complete, or that an error of the provider's has ended it, which a.Finish then says.
+	event(data []byte, a *Answer) (withhold, last bool)
+	// close is called once, after the last event that came.
+	close(a *Answer)
+}
+
+var protocols = map[policy.Protocol]protocol{
+	policy.ProtocolOpenAI: {
+		parse: ParseOpenAI, answer: answerOpenAI, meter: func() meter { return openAIMeter{} },
+		authorize: func(header http.Header, key string) { header.Set("Authorization", "Bearer "+key) },
+	},
+	policy.ProtocolAnthropic: {
+		parse: parseAnthropic, answer: answerAnthropic, meter: func() meter { return &anthropicMeter{} },
+		authorize: func(header http.Header, key string) { header.Set("X-Api-Key", key) },
+	},
+}
+
+// Endpoint is one route that callers use. It belongs to a protocol, the provider's and the caller's alike: nothing is
+// translated.
+type Endpoint struct {
+	Path     string
+	Kind     string // chat, completions, embeddings, messages: what limits and upstream rates tell apart
+	Protocol policy.Protocol
+}
+
+// The metered routes.
+var (
+	Chat        = Endpoint{"/v1/chat/completions", "chat", policy.ProtocolOpenAI}
+	Completions = Endpoint{"/v1/completions", "completions", policy.ProtocolOpenAI}
+	Embeddings  = Endpoint{"/v1/embeddings", "embeddings", policy.ProtocolOpenAI}
+	Messages    = Endpoint{"/v1/messages", "messages", policy.ProtocolAnthropic}
+)
+
+// metered lists them.
+var metered = []Endpoint{Chat, Completions, Embeddings, Messages}
+
+// Metered lists the metered routes.
+func Metered() []Endpoint { return slices.Clone(metered) }
+
+// RoutesOf lists the paths of a protocol's metered routes, for people.
+func RoutesOf(protocol policy.Protocol) string {
+	var paths []string
+	for _, e := range metered {
+		if e.Protocol == protocol {
+			paths = append(paths, e.Path)
+		}
+	}
+	return strings.Join(paths, " or ")
+}
+
+// CountTokens tells how long a prompt is. Its provider bills nothing for that.
+var CountTokens = Endpoint{"/v1/messages/count_tokens", "messages", policy.ProtocolAnthropic}
+
+// Parse reads from a caller's body what admission and metering must know. Every error is a *RequestError. The body is kept,
+// not copied.
+func (e Endpoint) Parse(body []byte) (*Request, error) { return protocols[e.Protocol].parse(e, body) }
