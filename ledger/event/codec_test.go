@@ -83,6 +83,33 @@ func TestDecodeRefuses(t *testing.T) {
 	}
 }
 
+func TestDecodeRefusesRefusals(t *testing.T) {
+	t.Parallel()
+	at := time.Date(2026, 11, 29, 22, 0, 0, 0, time.UTC)
+	for name, change := range map[string]func(*Event){
+		"":                     func(*Event) {},
+		"no refusals":          func(e *Event) { e.Refusals = nil },
+		"no span":              func(e *Event) { e.Refusals.From = time.Time{} },
+		"a span that is ended": func(e *Event) { e.Refusals.Until = at.Add(-1) },
+		"none counted":         func(e *Event) { e.Refusals.Counts[1].Count = 0 },
+		"fewer than none":      func(e *Event) { e.Refusals.Counts[0].Count = -1 },
+	} {
+		e := &Event{
+			V: Version, ID: ID(NewReservationID(at), KindRefused), Kind: KindRefused, App: "shop", OccurredAt: at,
+			Refusals: &Refusals{From: at, Until: at, Counts: []RefusalCount{{App: "shop", Count: 1}, {App: "shop", Count: 2}}},
+		}
+		change(e)
+		data, err := e.Encode()
+		require.NoError(t, err)
+		_, err = Decode(data)
+		if name == "" {
+			require.NoError(t, err)
+			continue
+		}
+		require.ErrorIs(t, err, ErrInvalid, name)
+	}
+}
+
 // FuzzDecode holds the fast reader equal to the standard one on everything that both take, and holds that what was read can
 // be written and read again.
 func FuzzDecode(f *testing.F) {

@@ -121,14 +121,15 @@ type Release struct {
 	Status int           `json:"status,omitempty"` // the provider's HTTP status, when it answered
 }
 
-// Refusals counts refusals of one span of time by what refused them.
+// Refusals counts refusals of one span of time, within one hour by UTC, by what refused them.
 type Refusals struct {
 	From   time.Time      `json:"from"`
 	Until  time.Time      `json:"until"`
 	Counts []RefusalCount `json:"counts"`
 }
 
-// RefusalCount is how often one limit was the final layer hit.
+// RefusalCount is how often one limit was the final layer hit. Layer, Limit and Subject are "" where something else than a
+// limit refused. A Subject, and an App with it, that begins with "…" stands for several.
 type RefusalCount struct {
 	Layer    ledger.Tier   `json:"layer"`
 	Reason   ledger.Reason `json:"reason"`
@@ -204,9 +205,7 @@ func (e *Event) check() error {
 	case KindExpired:
 		return e.checkReservation()
 	case KindRefused:
-		if e.Refusals == nil {
-			return errors.New("refused without refusals")
-		}
+		return e.checkRefusals()
 	case KindPolicy:
 		if e.Policy == nil {
 			return errors.New("policy without policy")
@@ -251,6 +250,22 @@ func (e *Event) checkOutcome() error {
 	}
 	if sum != o.Cost {
 		return fmt.Errorf("components sum to %d, cost is %d", sum, o.Cost)
+	}
+	return nil
+}
+
+func (e *Event) checkRefusals() error {
+	r := e.Refusals
+	switch {
+	case r == nil:
+		return errors.New("refused without refusals")
+	case r.From.IsZero() || r.Until.Before(r.From):
+		return fmt.Errorf("refusals from %s until %s", r.From, r.Until)
+	}
+	for _, c := range r.Counts {
+		if c.Count <= 0 {
+			return fmt.Errorf("%d refusals with reason %s", c.Count, c.Reason)
+		}
 	}
 	return nil
 }

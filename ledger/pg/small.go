@@ -44,11 +44,22 @@ VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)`
 func queueRefusals(out *pgx.Batch, e *event.Event) {
 	const insert = `
 INSERT INTO refusals (event_id, line, from_at, until_at, layer, reason, limit_name, subject, app, endpoint, refusals)
-VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)`
-	for i, c := range e.Refusals.Counts {
-		out.Queue(insert, clean(e.ID), i, e.Refusals.From, e.Refusals.Until, clean(string(c.Layer)), clean(string(c.Reason)),
-			clean(c.Limit), clean(c.Subject), clean(c.App), clean(c.Endpoint), c.Count)
+SELECT $1, n.line, $2, $3, n.layer, n.reason, n.limit_name, n.subject, n.app, n.endpoint, n.refusals
+FROM unnest($4::integer[], $5::text[], $6::text[], $7::text[], $8::text[], $9::text[], $10::text[], $11::bigint[])
+    AS n (line, layer, reason, limit_name, subject, app, endpoint, refusals)`
+	counts := e.Refusals.Counts
+	lines, refused := make([]int32, len(counts)), make([]int64, len(counts))
+	var texts [6][]string
+	for i := range texts {
+		texts[i] = make([]string, len(counts))
 	}
+	for i, c := range counts {
+		lines[i], refused[i] = int32(i), c.Count
+		for column, text := range [...]string{string(c.Layer), string(c.Reason), c.Limit, c.Subject, c.App, c.Endpoint} {
+			texts[column][i] = clean(text)
+		}
+	}
+	out.Queue(insert, clean(e.ID), e.Refusals.From, e.Refusals.Until, lines, texts[0], texts[1], texts[2], texts[3], texts[4], texts[5], refused)
 }
 
 // The same bytes are parked once per place in the stream, so that a redelivery adds nothing.
