@@ -53,6 +53,7 @@ type Gateway struct {
 	transport *http.Transport
 	trusted   []netip.Prefix // proxies
 	metrics   *metrics
+	refusals  *refusals
 	stopping  atomic.Bool
 	active    atomic.Int64 // requests being served
 	// work ends when answers in progress are cut at the end of a shutdown. It stands here because upstream calls outlive
@@ -82,7 +83,7 @@ func New(config Config, d Deps) (*Gateway, error) {
 		config: config, log: d.Log, scripts: d.Scripts, nc: d.NATS, clock: clock, outbox: d.Outbox,
 		directory: admission.NewDirectory(js, d.Log), control: admission.NewControl(d.NATS, js),
 		transport: provider.NewTransport(provider.Timeouts{Dial: config.DialTimeout, Header: config.HeaderTimeout}),
-		trusted:   trusted, metrics: newMetrics(d.Registry), follow: d.FollowPolicy, js: js,
+		trusted:   trusted, metrics: newMetrics(d.Registry), refusals: newRefusals(clock.Now()), follow: d.FollowPolicy, js: js,
 	}
 	g.work, g.cutWork = context.WithCancel(context.Background())
 	g.admission = admission.New(d.Scripts, g.directory, g.control, clock, config.LimiterTimeout, admission.NewMetrics(d.Registry), d.Log)
@@ -166,6 +167,7 @@ func (g *Gateway) Run(ctx context.Context, listener net.Listener) error {
 	background.Go(func() error { return g.outbox.Run(work) })
 	background.Go(func() error { return g.directory.Run(work) })
 	background.Go(func() error { return g.confirmations(work) })
+	background.Go(func() error { return g.recordRefusalsEvery(work) })
 	if g.follow {
 		background.Go(func() error { return g.followPolicy(work) })
 	}
@@ -233,6 +235,7 @@ func (g *Gateway) stop(server *http.Server, served <-chan error) error {
 	}{
 		{"finish answers in progress", server.Shutdown},
 		{"cut what did not finish", func(ctx context.Context) error { return g.cut(ctx, server) }},
+		{"record refusals", func(context.Context) error { return g.recordRefusals() }},
 		{"flush events", g.outbox.Flush},
 	}
 	var problems []error

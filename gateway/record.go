@@ -147,6 +147,9 @@ func (x *exchange) finish() {
 		attributes = append(attributes, slog.String("trace_id", x.traceID))
 	}
 	x.g.metrics.decisions.WithLabelValues(decision, string(x.reason), string(layer)).Inc()
+	if decision == "refuse" {
+		x.countRefusal()
+	}
 	x.g.log.LogAttrs(context.Background(), slog.LevelInfo, "request", attributes...)
 }
 
