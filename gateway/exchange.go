@@ -136,10 +136,12 @@ func (x *exchange) reserve() bool {
 	now := x.g.clock.Now()
 	if verdict.Refusal != nil {
 		writeLimits(x.w.Header(), x.dialect(), verdict.Limits, ledger.Amounts{}, now)
+		x.g.remaining.observe(verdict.Limits, ledger.Amounts{}, now)
 		x.refuse(verdict.Refusal)
 		return false
 	}
 	writeLimits(x.w.Header(), x.dialect(), verdict.Limits, verdict.Reservation.Held, now)
+	x.g.remaining.observe(verdict.Limits, verdict.Reservation.Held, now)
 	x.w.Header()["X-Tollgate-Request-Id"] = []string{verdict.Reservation.ID}
 	return true
 }
@@ -165,6 +167,7 @@ func (x *exchange) recordReserved() bool {
 	err := x.g.outbox.Record(context.WithoutCancel(x.r.Context()), x.event(event.KindReserved, res, nil, nil))
 	if err == nil {
 		x.admitted = true
+		x.g.metrics.admitted(&res)
 		return true
 	}
 	x.g.log.Error("reservation cannot be recorded", "request_id", res.ID, "error", err)

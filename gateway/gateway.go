@@ -54,6 +54,7 @@ type Gateway struct {
 	trusted   []netip.Prefix // proxies
 	metrics   *metrics
 	refusals  *refusals
+	remaining *remaining
 	stopping  atomic.Bool
 	active    atomic.Int64 // requests being served
 	// work ends when answers in progress are cut at the end of a shutdown. It stands here because upstream calls outlive
@@ -83,7 +84,8 @@ func New(config Config, d Deps) (*Gateway, error) {
 		config: config, log: d.Log, scripts: d.Scripts, nc: d.NATS, clock: clock, outbox: d.Outbox,
 		directory: admission.NewDirectory(js, d.Log), control: admission.NewControl(d.NATS, js),
 		transport: provider.NewTransport(provider.Timeouts{Dial: config.DialTimeout, Header: config.HeaderTimeout}),
-		trusted:   trusted, metrics: newMetrics(d.Registry), refusals: newRefusals(clock.Now()), follow: d.FollowPolicy, js: js,
+		trusted:   trusted, metrics: newMetrics(d.Registry), refusals: newRefusals(clock.Now()),
+		remaining: newRemaining(d.Registry), follow: d.FollowPolicy, js: js,
 	}
 	g.work, g.cutWork = context.WithCancel(context.Background())
 	g.admission = admission.New(d.Scripts, g.directory, g.control, clock, config.LimiterTimeout, admission.NewMetrics(d.Registry), d.Log)
@@ -99,7 +101,11 @@ func (g *Gateway) setPolicy(p *policy.Policy) error {
 	if err != nil {
 		return err
 	}
-	return g.admission.SetPolicy(p, upstreams)
+	if err := g.admission.SetPolicy(p, upstreams); err != nil {
+		return err
+	}
+	g.remaining.forget()
+	return nil
 }
 
 // connect makes an upstream of every provider, with its secret from the environment or a file.

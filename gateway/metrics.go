@@ -1,12 +1,15 @@
 package gateway
 
 import (
+	"slices"
 	"strconv"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"tollgate/ledger"
 	"tollgate/ledger/event"
+	"tollgate/ledger/policy"
 )
 
 type metrics struct {
@@ -16,6 +19,9 @@ type metrics struct {
 	firstToken       prometheus.Histogram
 	tokens           *prometheus.CounterVec
 	cost             *prometheus.CounterVec
+	passed           *prometheus.CounterVec
+	degraded         *prometheus.GaugeVec
+	windowTurn       *prometheus.CounterVec
 }
 
 // Models in labels are those of the policy, never a caller's text.
@@ -40,10 +46,83 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 		cost: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "tollgate_cost_usd_total", Help: "Cost of what was used, in dollars. The ledger has it exactly.",
 		}, []string{"provider", "model"}),
+		passed: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "tollgate_passed_over_total", Help: "Limits without room that refused nobody: they are shadows, or flag.",
+		}, []string{"action", "reason", "layer"}),
+		degraded: prometheus.NewGaugeVec(prometheus.GaugeOpts{
+			Name: "tollgate_degraded", Help: "1 while the component cannot be used and its fallback is.",
+		}, []string{"component"}),
+		windowTurn: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "tollgate_window_turn_admitted_total",
+			Help: "Requests admitted within 5 s after a budget's window began, by the window's period.",
+		}, []string{"period"}),
 	}
-	reg.MustRegister(m.decisions, m.upstreamRequests, m.upstreamSeconds, m.firstToken, m.tokens, m.cost)
-	m.decisions.WithLabelValues("allow", "OK", "")
+	reg.MustRegister(m.decisions, m.upstreamRequests, m.upstreamSeconds, m.firstToken, m.tokens, m.cost, m.passed, m.degraded, m.windowTurn)
+	m.begin()
 	return m
+}
+
+// begin makes the series whose labels are known, so that the first step of each is seen as one.
+func (m *metrics) begin() {
+	m.decisions.WithLabelValues("allow", "OK", "")
+	for _, tier := range ledger.Tiers() {
+		for _, reason := range tierReasons(tier) {
+			m.decisions.WithLabelValues("refuse", string(reason), string(tier))
+			m.passed.WithLabelValues(actionShadow, string(reason), string(tier))
+			m.passed.WithLabelValues(string(policy.ActionFlag), string(reason), string(tier))
+		}
+	}
+	m.setDegraded(componentRedis, false)
+	for _, period := range []ledger.Period{ledger.PeriodDay, ledger.PeriodWeek, ledger.PeriodMonth} {
+		m.windowTurn.WithLabelValues(string(period))
+	}
+}
+
+// tierReasons are the reasons that a limit of the tier gives when it has no room.
+func tierReasons(tier ledger.Tier) []ledger.Reason {
+	if tier == ledger.TierEndpoint || tier == ledger.TierIP {
+		return []ledger.Reason{tier.Quota()}
+	}
+	return []ledger.Reason{tier.Quota(), ledger.ReasonTokenBucket, ledger.ReasonRPMLimit, ledger.ReasonTPMLimit, ledger.ReasonConcurrency}
+}
+
+// actionShadow is the action of a limit in shadow mode, whatever the policy says that it would do.
+const actionShadow = "shadow"
+
+// passedOver counts a limit that had no room and let the request pass: actionShadow or policy.ActionFlag, with the reason
+// and layer that a refusal would have had.
+func (m *metrics) passedOver(action string, reason ledger.Reason, layer ledger.Tier) {
+	m.passed.WithLabelValues(action, string(reason), string(layer)).Inc()
+}
+
+// componentRedis is the component whose fallback is the local limiter.
+const componentRedis = "redis"
+
+// setDegraded says whether the component's fallback is in use.
+func (m *metrics) setDegraded(component string, on bool) {
+	value := 0.0
+	if on {
+		value = 1
+	}
+	m.degraded.WithLabelValues(component).Set(value)
+}
+
+// windowTurnSpan is how long after its beginning a window counts as just begun.
+const windowTurnSpan = 5 * time.Second
+
+// admitted looks whether the request was let in by budgets that were new again: everybody who had waited for a window's end
+// comes at once. A request counts once for each period that has just turned over.
+func (m *metrics) admitted(res *event.Reservation) {
+	var seen [4]ledger.Period
+	turned := seen[:0]
+	for i := range res.Counters {
+		c := &res.Counters[i]
+		if c.End.IsZero() || res.ReservedAt.Sub(c.Start) >= windowTurnSpan || slices.Contains(turned, c.Period) {
+			continue
+		}
+		turned = append(turned, c.Period)
+		m.windowTurn.WithLabelValues(string(c.Period)).Inc()
+	}
 }
 
 func (m *metrics) upstream(provider, model string, code int, took time.Duration) {
