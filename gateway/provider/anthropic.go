@@ -61,11 +61,9 @@ func metadataUser(metadata gjson.Result) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	user, err := text(inner, "user_id")
-	if err != nil {
-		return "", &RequestError{"metadata.user_id", err.(*RequestError).Message}
-	}
-	return user, nil
+	const name = "metadata.user_id"
+	inner[name] = inner["user_id"]
+	return text(inner, name)
 }
 
 // outputBound reads the bound of the answer, thinking included. The protocol asks for one; 0 only fills the provider's cache.
@@ -88,14 +86,16 @@ func answerAnthropic(body []byte, a *Answer) {
 }
 
 // anthropicUsage is what a message has told of its usage so far. A stream tells it twice: at the start, and at the end the
-// final figures of the whole message; some figures stand in one of the two alone.
+// final figures of the whole message; some figures stand in one of the two alone. Its figures add up: what came from a cache
+// or went into one is no part of the input.
 type anthropicUsage struct {
-	input, output                ledger.Tokens
-	cached, written5m, written1h ledger.Tokens
-	thinking                     ledger.Tokens // part of output
-	inputGiven, outputGiven      bool
-	nothing                      bool // a figure that the others cannot replace is no count
-	inconsistent                 bool
+	input, cached           ledger.Tokens
+	written5m, written1h    ledger.Tokens // into caches
+	output                  ledger.Tokens
+	thinking                ledger.Tokens // part of output
+	inputGiven, outputGiven bool
+	nothing                 bool // a figure that no other one contains is no count
+	inconsistent            bool
 }
 
 // read takes over the figures of a usage object.
@@ -103,48 +103,47 @@ func (u *anthropicUsage) read(usage gjson.Result) {
 	if !usage.IsObject() {
 		return
 	}
-	figure := func(path string, to *ledger.Tokens) bool {
+	figure := func(path string) (n ledger.Tokens, told bool) {
 		value := usage.Get(path)
 		n, ok := tokenCount(value)
 		u.nothing = u.nothing || !ok
-		// A 0 after a count is a figure left out: what was read or written once stays so.
-		if !given(value) || !ok || n == 0 && *to > 0 {
-			return given(value) && ok
-		}
-		*to = n
-		return true
+		return n, given(value)
 	}
-	u.inputGiven = figure("input_tokens", &u.input) || u.inputGiven
-	figure("cache_read_input_tokens", &u.cached)
-	u.readWritten(usage)
-	output := ledger.Tokens(0)
-	if figure("output_tokens", &output) {
+	input, told := figure("input_tokens")
+	u.inputGiven = u.inputGiven || told
+	cached, _ := figure("cache_read_input_tokens")
+	written, told := figure("cache_creation_input_tokens")
+	u.readWritten(usage.Get("cache_creation"), written, told)
+	// A 0 after a count is a figure left out: what was read once stays so.
+	if input > 0 {
+		u.input = input
+	}
+	if cached > 0 {
+		u.cached = cached
+	}
+	if output, told := figure("output_tokens"); told {
 		u.output, u.outputGiven = output, true
 	}
-	if value := usage.Get("output_tokens_details.thinking_tokens"); given(value) {
-		n, ok := tokenCount(value)
+	if thinking := usage.Get("output_tokens_details.thinking_tokens"); given(thinking) {
+		n, ok := tokenCount(thinking)
 		u.thinking = n
 		u.inconsistent = u.inconsistent || !ok
 	}
 }
 
-// readWritten reads what was written to caches: a sum, and mostly how it splits by the caches' lifetimes.
-func (u *anthropicUsage) readWritten(usage gjson.Result) {
-	sum, ok := tokenCount(usage.Get("cache_creation_input_tokens"))
-	u.nothing = u.nothing || !ok
-	if split := usage.Get("cache_creation"); split.IsObject() {
-		fives, ok5 := tokenCount(split.Get("ephemeral_5m_input_tokens"))
-		hours, ok1 := tokenCount(split.Get("ephemeral_1h_input_tokens"))
-		switch {
-		case !ok5 || !ok1:
-			u.inconsistent = true
-		case fives+hours > 0:
-			u.written5m, u.written1h = fives, hours
-			u.inconsistent = u.inconsistent || given(usage.Get("cache_creation_input_tokens")) && sum != fives+hours
+// readWritten takes over what was written to caches in all, and how it splits by the caches' lifetimes where that is told.
+func (u *anthropicUsage) readWritten(split gjson.Result, written ledger.Tokens, told bool) {
+	short, hour := split.Get("ephemeral_5m_input_tokens"), split.Get("ephemeral_1h_input_tokens")
+	if given(short) || given(hour) {
+		s, shortOK := tokenCount(short)
+		h, hourOK := tokenCount(hour)
+		u.inconsistent = u.inconsistent || !shortOK || !hourOK || told && s+h != written
+		if s+h > 0 {
+			u.written5m, u.written1h = s, h
 		}
 	}
-	// What a sum has above its parts was written to the cache that the parts tell of, else to the usual one.
-	if more := sum - u.written5m - u.written1h; more > 0 {
+	// What the sum has above its parts went into the cache that the parts tell of, else into the usual one.
+	if more := written - u.written5m - u.written1h; more > 0 {
 		if u.written1h > 0 && u.written5m == 0 {
 			u.written1h += more
 		} else {
@@ -154,7 +153,7 @@ func (u *anthropicUsage) readWritten(usage gjson.Result) {
 }
 
 // reading is the usage in classes. Thinking that does not fit into the output, or a split that is not its sum, makes it
-// inconsistent: the larger reading counts. Where input or output is missing, or a figure is no count, nothing was said.
+// inconsistent: the larger reading counts. Where input or output is missing, or is no count, nothing was said.
 func (u *anthropicUsage) reading() Reading {
 	if u.nothing || !u.inputGiven || !u.outputGiven {
 		return Reading{}
@@ -166,10 +165,13 @@ func (u *anthropicUsage) reading() Reading {
 		},
 		State: ledger.UsageReported,
 	}
-	switch {
-	case u.inconsistent || u.thinking > u.output:
-		r.State = ledger.UsageInconsistent
+	if u.thinking > u.output {
+		u.inconsistent = true
 		r.Usage.Output, r.Usage.Reasoning = u.output, 0
+	}
+	switch {
+	case u.inconsistent:
+		r.State = ledger.UsageInconsistent
 	case r.Usage.Total() == 0:
 		r.State = ledger.UsageReportedZero
 	}
