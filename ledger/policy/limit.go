@@ -16,6 +16,8 @@ const (
 	maxRate = 1_000_000_000_000
 	// maxRefill is the longest an empty bucket may take to fill, for the same reason.
 	maxRefill = 366 * 24 * time.Hour
+	// maxConditions keeps a subject, with its names, below what an index of the ledger takes.
+	maxConditions = 1500
 	// logWarning is how many requests a sliding log keeps, in memory, for each subject before it is worth a warning.
 	logWarning = 10_000
 )
@@ -77,11 +79,15 @@ func (f *file) limit(item value) *Limit {
 		l.Tier, _ = choice(v, "tier", ledger.Tiers()...)
 		v.uses("tier " + string(l.Tier))
 	}
-	if v, ok := rec.get("match"); ok {
-		l.Match = f.match(v, l.Tier)
-	}
 	if v, ok := rec.get("by"); ok {
 		l.By = f.by(v, l.Tier)
+	}
+	if v, ok := rec.get("match"); ok {
+		l.Match = f.match(v, l.Tier)
+		if l.setFamily(); len(l.suffix) > maxConditions {
+			v.fail("the conditions take %d bytes in the name of every counter, at most %d: match fewer names, or a plan that they share",
+				len(l.suffix), maxConditions)
+		}
 	}
 	f.measure(l, rec)
 	f.switches(l, rec)
