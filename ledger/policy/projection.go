@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"slices"
 	"strings"
 	"time"
 
@@ -45,4 +46,19 @@ func (l *Limit) counterName(name string) string {
 		return string(appendName(nil, name, true))
 	}
 	return string(appendName(append(appendName(nil, app, true), '/'), user, true))
+}
+
+// Fill asks for what the policy's budgets must know of the requests before it: every family and period once. Families that
+// the ledger cannot fill are left out.
+func (p *Policy) Fill() *event.Fill {
+	fill := &event.Fill{Timezone: p.Timezone, WeekStart: p.Calendar.WeekStart}
+	for _, l := range p.Limits {
+		if l.Budget == nil || !l.fillable() {
+			continue
+		}
+		if f := (event.FillFamily{Family: l.Family, Period: l.Budget.Period}); !slices.Contains(fill.Families, f) {
+			fill.Families = append(fill.Families, f)
+		}
+	}
+	return fill
 }

@@ -18,7 +18,11 @@ func contains(names []string, name string) bool {
 
 // match reads the conditions of a limit of the tier.
 func (f *file) match(v value, tier ledger.Tier) []Condition {
-	rec := v.record("plan", "app", "key", "user", "provider", "model", "endpoint")
+	var known []string
+	for _, d := range matchDimensions {
+		known = append(known, string(d))
+	}
+	rec := v.record(known...)
 	if v.null() || v.node.Kind == yaml.MappingNode && len(v.node.Content) == 0 {
 		v.fail("is empty: remove it, or say what the limit matches")
 	}
@@ -78,8 +82,7 @@ func (v value) user(name string) bool {
 func (f *file) by(v value, tier ledger.Tier) []Dimension {
 	var dimensions []Dimension
 	for _, v := range v.texts() {
-		d, ok := choice(v, "dimension", DimensionModel, DimensionEndpoint, DimensionProvider, DimensionPlan, DimensionUser,
-			DimensionIP, DimensionApp)
+		d, ok := choice(v, "dimension", byDimensions...)
 		switch {
 		case !ok:
 		case string(d) == string(tier):

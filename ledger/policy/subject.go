@@ -20,10 +20,11 @@ var escaped = func() (set [256]bool) {
 	return set
 }()
 
+const digits = "0123456789ABCDEF"
+
 // appendName appends a name so that different names give different bytes. In parts of a compound name "/" separates and is
 // therefore escaped too.
 func appendName(dst []byte, name string, part bool) []byte {
-	const digits = "0123456789ABCDEF"
 	switch {
 	case name == "":
 		return append(dst, "%-"...)
