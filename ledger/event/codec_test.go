@@ -18,7 +18,7 @@ func used(at time.Time) *Event {
 	return &Event{
 		V: Version, ID: ID(id, KindUsed), Kind: KindUsed, App: "checkout", OccurredAt: at, Producer: "gw-1", Sequence: 7, TraceID: "4bf92f",
 		Reservation: &Reservation{
-			ID: id, Key: "k_1", User: `a "quoted" <user> & ☃`, Plan: "default", Provider: "openai", ModelRequested: "fast", Model: "gpt-4o-mini",
+			ID: id, Key: "k_1", User: `a "quoted" <user> & ☃`, Plan: "default", Provider: "openai", ModelRequested: "best", ModelJudged: "fast", Model: "gpt-4o-mini",
 			Endpoint: "/v1/chat/completions", Attempt: 1, Streamed: true, Held: ledger.Amounts{Requests: 1, Tokens: 100, NanoUSD: 1 << 60},
 			Counters: []ledger.Counter{
 				{Tier: ledger.TierApp, Family: "app", Subject: "app:checkout", Period: ledger.PeriodMonth, Window: window},

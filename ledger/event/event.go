@@ -62,8 +62,9 @@ type Reservation struct {
 	Plan           string           `json:"plan"`
 	Provider       string           `json:"provider"`
 	ModelRequested string           `json:"model_requested"`
-	Model          string           `json:"model"`    // asked of the provider
-	Endpoint       string           `json:"endpoint"` // route, e.g. /v1/chat/completions
+	ModelJudged    string           `json:"model_judged,omitempty"` // as the limits name it, when that is not ModelRequested
+	Model          string           `json:"model"`                  // asked of the provider
+	Endpoint       string           `json:"endpoint"`               // route, e.g. /v1/chat/completions
 	Attempt        int              `json:"attempt"`
 	Streamed       bool             `json:"streamed,omitempty"`
 	Held           ledger.Amounts   `json:"held"`

@@ -226,7 +226,7 @@ const flagSeparator = "\x1f"
 // reservationArgs are the parameters of reservationUnnest, in its order.
 func reservationArgs(touches []*touch) []any {
 	n := len(touches)
-	texts := make([][]string, 18)
+	texts := make([][]string, 19)
 	for i := range texts {
 		texts[i] = make([]string, n)
 	}
@@ -251,8 +251,8 @@ func reservationArgs(touches []*touch) []any {
 			finish, status = string(e.Release.Reason), e.Release.Status
 		}
 		for c, text := range [...]string{
-			t.id, row.state, e.App, r.Key, r.User, r.Plan, r.Provider, r.ModelRequested, r.Model, o.ModelServed, r.Endpoint,
-			e.Producer, e.TraceID, r.PolicyRevision, priceRow(e), string(r.OnExpiry), string(row.usage), finish,
+			t.id, row.state, e.App, r.Key, r.User, r.Plan, r.Provider, r.ModelRequested, r.ModelJudged, r.Model, o.ModelServed,
+			r.Endpoint, e.Producer, e.TraceID, r.PolicyRevision, priceRow(e), string(r.OnExpiry), string(row.usage), finish,
 		} {
 			texts[c][i] = clean(text)
 		}
@@ -267,7 +267,7 @@ func reservationArgs(touches []*touch) []any {
 			numbers[c][i] = number
 		}
 	}
-	args := make([]any, 0, 46)
+	args := make([]any, 0, 47)
 	for _, column := range texts {
 		args = append(args, column)
 	}
