@@ -113,37 +113,46 @@ func readBody(w http.ResponseWriter, r *http.Request, limit int64) ([]byte, erro
 	return io.ReadAll(reader)
 }
 
-// reserve has the request judged. When Redis gave no answer the reservation may be held all the same, so its release goes
-// on record.
+// reserve has the request judged. Where Redis may hold a reservation that was refused, its release goes on record.
 func (x *exchange) reserve() bool {
-	verdict, err := x.g.admission.Reserve(x.r.Context(), &admission.Ask{
+	verdict, err := x.g.admission.Admit(x.r.Context(), &admission.Ask{
 		Caller: x.caller, User: x.user(), Model: x.request.Model, Endpoint: x.endpoint.Path, EndpointKind: x.endpoint.Kind,
 		IP: ClientIP(x.r, x.g.trusted), Protocol: x.endpoint.Protocol, Streamed: x.request.Stream,
-		Input: x.request.Input, Output: x.request.Output, Also: x.request.Also,
+		Estimate: x.estimate, Also: x.request.Also,
 	})
-	x.verdict = verdict
 	if err != nil {
 		x.g.log.Error("limits cannot be judged", "app", x.caller.App, "error", err)
-		var undecided *admission.UndecidedError
-		if errors.As(err, &undecided) {
-			now := x.g.clock.Now()
-			undecided.Reservation.Deadline = now.Add(x.g.admission.Policy().Reservations.TTL)
-			x.record(event.KindReleased, undecided.Reservation, nil, &event.Release{Reason: ledger.ReasonLimiterDown})
-		}
 		x.problem(problem{reason: ledger.ReasonLimiterDown, message: "the limits cannot be judged at the moment"})
 		return false
 	}
+	x.verdict = verdict
+	writeQueued(x.w.Header(), verdict.Queued)
 	now := x.g.clock.Now()
 	if verdict.Refusal != nil {
+		if verdict.MaybeHeld {
+			x.release(&event.Release{Reason: verdict.Refusal.Reason})
+		}
 		writeLimits(x.w.Header(), x.dialect(), verdict.Limits, ledger.Amounts{}, now)
 		x.g.remaining.observe(verdict.Limits, ledger.Amounts{}, now)
 		x.refuse(verdict.Refusal)
 		return false
 	}
+	for _, over := range verdict.PassedOver {
+		x.g.metrics.passedOver(string(over.Action), over.Refusal.Reason, over.Refusal.Layer)
+	}
 	writeLimits(x.w.Header(), x.dialect(), verdict.Limits, verdict.Reservation.Held, now)
 	x.g.remaining.observe(verdict.Limits, verdict.Reservation.Held, now)
 	x.w.Header()["X-Tollgate-Request-Id"] = []string{verdict.Reservation.ID}
 	return true
+}
+
+// estimate is an upper bound of what the request uses when the upstream model serves it.
+func (x *exchange) estimate(model string) (input, output ledger.Tokens) {
+	e, err := x.request.Estimate(model)
+	if err != nil {
+		return x.request.Input, x.request.Output // the body has been read before, so it can be read again
+	}
+	return e.Corrected(), e.Output
 }
 
 // userHeader names the end user, before the body does.

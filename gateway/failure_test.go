@@ -320,25 +320,38 @@ func TestPanic(t *testing.T) {
 	require.Contains(t, w.logs.String(), `"panic":"a bug"`)
 }
 
-// With Redis away nothing is judged and nothing is sent. Whether the hold was made nobody knows: its release is on record.
+// With Redis away the gateway judges by itself. Where it refuses, whether the hold was made nobody knows: its release is on
+// record. Where it allows, the events say how.
 func TestRedisIsAway(t *testing.T) {
 	t.Parallel()
-	w := begin(t, func(http.ResponseWriter, *http.Request) { t.Error("reached the provider") })
-	w.config.LimiterTimeout = 30 * time.Millisecond
-	link := stack.Proxy(t, w.redis.Options().Addr)
-	client, err := lua.Connect(fmt.Sprintf("redis://%s/%d", link.Addr, w.redis.Options().DB), lua.Options{})
-	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, client.Close()) })
-	w.scripts = lua.New(client)
-	w.run(roomy)
-	link.BlackHole(true)
-	a := w.chat("")
-	require.Equal(t, 503, a.StatusCode)
-	require.Equal(t, "LIMITER_DOWN", w.problemOf(a).Tollgate.Reason)
-	require.Equal(t, "1", a.Header.Get("Retry-After"))
-	found := w.events(1)
-	require.Equal(t, ledger.ReasonLimiterDown, found[event.KindReleased][0].Release.Reason)
-	require.Equal(t, 1.0, testutil.ToFloat64(w.gateway.metrics.decisions.WithLabelValues("refuse", "LIMITER_DOWN", "")))
+	for name, local := range map[string]string{"allows": "{requests_per_second: 2, tokens_per_minute: 100000}", "refuses": "{requests_per_second: 0, tokens_per_minute: 0}"} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := begin(t, plain)
+			w.config.LimiterTimeout = 30 * time.Millisecond
+			link := stack.Proxy(t, w.redis.Options().Addr)
+			client, err := lua.Connect(fmt.Sprintf("redis://%s/%d", link.Addr, w.redis.Options().DB), lua.Options{})
+			require.NoError(t, err)
+			t.Cleanup(func() { require.NoError(t, client.Close()) })
+			w.scripts = lua.New(client)
+			w.run(roomy + "degraded:\n  local: " + local + "\n")
+			link.BlackHole(true)
+			a := w.chat("")
+			if name == "allows" {
+				require.Equal(t, 200, a.StatusCode)
+				found := w.events(2)
+				require.Equal(t, []string{"degraded"}, found[event.KindReserved][0].Reservation.Flags)
+				require.Equal(t, found[event.KindReserved][0].Reservation, found[event.KindUsed][0].Reservation)
+				return
+			}
+			require.Equal(t, 429, a.StatusCode)
+			require.Equal(t, "DEGRADED", w.problemOf(a).Tollgate.Reason)
+			require.NotEmpty(t, a.Header.Get("Retry-After"))
+			found := w.events(1)
+			require.Equal(t, ledger.ReasonDegraded, found[event.KindReleased][0].Release.Reason)
+			require.Equal(t, 1.0, testutil.ToFloat64(w.gateway.metrics.decisions.WithLabelValues("refuse", "DEGRADED", "")))
+		})
+	}
 }
 
 // A reservation that cannot go on record is given back, and the provider is not called.

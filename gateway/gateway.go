@@ -88,7 +88,10 @@ func New(config Config, d Deps) (*Gateway, error) {
 		remaining: newRemaining(d.Registry), follow: d.FollowPolicy, js: js,
 	}
 	g.work, g.cutWork = context.WithCancel(context.Background())
-	g.admission = admission.New(d.Scripts, g.directory, g.control, clock, config.LimiterTimeout, admission.NewMetrics(d.Registry), d.Log)
+	g.admission = admission.New(admission.Parts{
+		Scripts: d.Scripts, Keys: g.directory, Control: g.control, Clock: clock, Timeout: config.LimiterTimeout,
+		Metrics: admission.NewMetrics(d.Registry), Degraded: func(on bool) { g.metrics.setDegraded(componentRedis, on) }, Log: d.Log,
+	})
 	return g, g.setPolicy(d.Policy)
 }
 
@@ -172,6 +175,7 @@ func (g *Gateway) Run(ctx context.Context, listener net.Listener) error {
 	background, work := errgroup.WithContext(work)
 	background.Go(func() error { return g.outbox.Run(work) })
 	background.Go(func() error { return g.directory.Run(work) })
+	background.Go(func() error { return g.admission.Run(work) })
 	background.Go(func() error { return g.confirmations(work) })
 	background.Go(func() error { return g.recordRefusalsEvery(work) })
 	if g.follow {

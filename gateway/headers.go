@@ -40,6 +40,17 @@ func writeLimits(header http.Header, d *dialect, states []admission.LimitState, 
 	}
 }
 
+// writeQueued tells how the request waited for a limit.
+func writeQueued(header http.Header, q *admission.Queued) {
+	if q == nil {
+		return
+	}
+	header.Set("X-Tollgate-Queue-Limit", q.Limit)
+	header.Set("X-Tollgate-Queue-Position", strconv.Itoa(q.Position))
+	header.Set("X-Tollgate-Queue-Expected-Ms", strconv.FormatInt(q.Expected.Milliseconds(), 10))
+	header.Set("X-Tollgate-Queue-Waited-Ms", strconv.FormatInt(q.Waited.Milliseconds(), 10))
+}
+
 // tighter compares the shares that remain, without dividing.
 func tighter(a, b *admission.LimitState, need ledger.Amounts) bool {
 	return float64(a.Remaining(need))*float64(b.Applied.Value) < float64(b.Remaining(need))*float64(a.Applied.Value)

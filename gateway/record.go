@@ -115,6 +115,9 @@ func (x *exchange) finish() {
 		x.used(provider.Answer{Finish: ledger.ReasonInternal}, 0, x.request.Output)
 		x.status = http.StatusInternalServerError
 	}
+	if x.verdict != nil {
+		x.g.admission.Finish(x.verdict)
+	}
 	layer := ledger.Tier("")
 	attributes := make([]slog.Attr, 0, 24)
 	attributes = append(attributes,

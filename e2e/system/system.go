@@ -34,6 +34,8 @@ import (
 type Options struct {
 	// Limits is the policy's list of limits, as YAML with two blanks before each dash.
 	Limits string
+	// Degraded is the policy's section of that name, as YAML on one line; "" is one that allows nothing while Redis is away.
+	Degraded string
 	// TTL of reservations; 0 means 15 minutes. At least a second.
 	TTL time.Duration
 	// Timezone of the policy; "" means one where it is about noon now, so that no day turns over in the test.
@@ -86,6 +88,9 @@ func New(t testing.TB, o Options) *System {
 	t.Helper()
 	if o.TTL == 0 {
 		o.TTL = 15 * time.Minute
+	}
+	if o.Degraded == "" {
+		o.Degraded = "{local: {requests_per_second: 0, tokens_per_minute: 0}}"
 	}
 	if o.Timezone == "" {
 		o.Timezone = Zone(t, time.Now(), 12*time.Hour)
@@ -167,8 +172,9 @@ models:
   gpt-3.5-turbo-instruct: {provider: openai}
   text-embedding-3-small: {provider: openai}
 reservations: {ttl: %s, expired: charge}
+degraded: %s
 limits:
-%s`, s.options.Timezone, s.options.TTL, limits)
+%s`, s.options.Timezone, s.options.TTL, s.options.Degraded, limits)
 }
 
 // WritePolicy puts a policy with these limits into PolicyFile.

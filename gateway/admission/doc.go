@@ -2,10 +2,19 @@
 // every limit above it has room (reserve). It holds what the request may use, or names the rule that refused it.
 //
 //	Identify   secret -> key, app, plan        in memory, from the directory of keys
-//	Reserve    limits, price, one Redis call   -> Verdict: a reservation, or a refusal with its figures
+//	Admit      limits, price, one Redis call   -> Verdict: a reservation, or a refusal with its figures
 //
-// A refusal is a decision, not an error. An error means that no decision could be made. After an UndecidedError something may
-// be held all the same: the caller must record a release of its reservation.
+// A refusal is a decision, not an error. An error means that no decision could be made.
+//
+// # Outcomes
+//
+// A limit in shadow, or whose action is flag, is judged like any other and refuses nobody: what it says goes with the verdict.
+// Where other limits have no room, the strictest of their actions holds: one that rejects refuses the request; else fallback
+// judges it again for the cheaper model that its app has opted in to; else throttle has it wait in the line of the first limit
+// without room. There is one line a limit and subject in each gateway, first come, first served; its head alone asks Redis.
+//
+// Slots of concurrency limits are leases. This gateway renews those of its requests in flight and gives them back when the
+// answer is complete; those of a gateway that died lapse.
 //
 // # Windows and clocks
 //
@@ -13,7 +22,20 @@
 // that is over or has not begun by its own clock, and the windows are computed anew. So gateways whose clocks differ decide
 // identically.
 //
-// # Not guaranteed yet
+// # Without Redis
 //
-// While Redis cannot be asked, requests are refused.
+// A decision is one call, bounded by the limiter's timeout, that is never repeated. When it fails, or the breaker is open
+// because calls failed before, the gateway judges by itself: closed plans and budgets that are known to be used up are refused,
+// and the rest shares an allowance a gateway and app, small on purpose. What was admitted so is on record like everything else;
+// Redis is told of it before it is asked again. The most that can be overspent is that allowance, times the gateways, times the
+// outage.
+//
+// Counters that Redis has lost are rebuilt from the ledger. Meanwhile callers are told to come back in a second; when it takes
+// longer than three seconds, the gateway judges by itself. A request of an app that this gateway has never judged waits for
+// the rebuild.
+//
+// # Not guaranteed
+//
+// Lines are a gateway's own: two gateways share what a limit allows as their heads happen to ask. Slots are not limited while
+// Redis is away.
 package admission

@@ -17,6 +17,7 @@ import (
 	"tollgate/e2e/stack"
 	"tollgate/gateway/provider"
 	"tollgate/internal/dev/services"
+	"tollgate/ledger"
 	"tollgate/ledger/event"
 	"tollgate/ledger/keys"
 	"tollgate/ledger/policy"
@@ -35,6 +36,7 @@ type world struct {
 	testing.TB
 	*Admission
 	redis    *redis.Client
+	client   *redis.Client // the admission's own
 	url      string
 	nats     *services.NATS
 	nc       *nats.Conn
@@ -45,7 +47,8 @@ type world struct {
 }
 
 type settings struct {
-	redisURL string // "" is the real one
+	redisURL string                  // "" is the real one
+	through  func(url string) string // another way to the real one
 	now      func() time.Time
 	timeout  time.Duration
 	unmarked bool // no slot has its mark
@@ -58,6 +61,9 @@ func newWorld(t testing.TB, s settings, limits string) *world {
 	if s.redisURL == "" {
 		s.redisURL = w.url
 	}
+	if s.through != nil {
+		s.redisURL = s.through(w.url)
+	}
 	if s.now == nil {
 		s.now = time.Now
 	}
@@ -68,9 +74,9 @@ func newWorld(t testing.TB, s settings, limits string) *world {
 	w.redis, err = lua.Connect(w.url, lua.Options{Timeout: 5 * time.Second})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, w.redis.Close()) })
-	client, err := lua.Connect(s.redisURL, lua.Options{Timeout: s.timeout})
+	w.client, err = lua.Connect(s.redisURL, lua.Options{Timeout: s.timeout})
 	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, client.Close()) })
+	t.Cleanup(func() { require.NoError(t, w.client.Close()) })
 	w.nc, err = nats.Connect(w.nats.ClientURL(), nats.MaxReconnects(-1), nats.ReconnectWait(10*time.Millisecond),
 		nats.ErrorHandler(func(*nats.Conn, *nats.Subscription, error) {}))
 	require.NoError(t, err)
@@ -83,7 +89,10 @@ func newWorld(t testing.TB, s settings, limits string) *world {
 	}
 	control := NewControl(w.nc, w.js)
 	require.NoError(t, control.Refresh(t.Context()))
-	w.Admission = New(lua.New(client), NewDirectory(w.js, w.log), control, NewClock(s.now), s.timeout, NewMetrics(w.registry), w.log)
+	w.Admission = New(Parts{
+		Scripts: lua.New(w.client), Keys: NewDirectory(w.js, w.log), Control: control, Clock: NewClock(s.now), Timeout: s.timeout,
+		Metrics: NewMetrics(w.registry), Degraded: func(bool) {}, Log: w.log,
+	})
 	require.NoError(t, w.SetPolicy(w.rules(limits), map[string]*provider.Upstream{}))
 	return w
 }
@@ -112,11 +121,11 @@ providers:
 models:
   gpt-4o-mini: {provider: openai}
   unpriced: {provider: openai, upstream_model: in-house}
+apps:
+  planned: {plan: paid}
 plans:
   free: {}
   paid: {}
-apps:
-  planned: {plan: paid}
 %s`, limits), nil)
 	require.NoError(w, err)
 	return p
@@ -125,13 +134,29 @@ apps:
 func ask() *Ask {
 	return &Ask{
 		Caller: Caller{App: app, Key: "k_1", Plan: "free"}, User: "eve", Model: "gpt-4o-mini", Endpoint: "/v1/chat/completions", EndpointKind: "chat",
-		Protocol: policy.ProtocolOpenAI, Input: 20, Output: 80,
+		Protocol: policy.ProtocolOpenAI, Estimate: estimate(20, 80),
 	}
+}
+
+// estimate is one that is the same for every model.
+func estimate(input, output ledger.Tokens) func(string) (ledger.Tokens, ledger.Tokens) {
+	return func(string) (ledger.Tokens, ledger.Tokens) { return input, output }
+}
+
+// run serves what goes on beside requests until the test ends.
+func (w *world) run() {
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- w.Run(ctx) }()
+	w.Cleanup(func() {
+		cancel()
+		require.NoError(w, <-done)
+	})
 }
 
 func (w *world) reserve(a *Ask) *Verdict {
 	w.Helper()
-	v, err := w.Reserve(context.Background(), a)
+	v, err := w.Admit(context.Background(), a)
 	require.NoError(w, err)
 	return v
 }

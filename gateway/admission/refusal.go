@@ -28,6 +28,9 @@ type Refusal struct {
 
 	Queue         *QueueHint // where the request would wait, nil when no queue would take it
 	FallbackModel string     // a model that the caller may ask for instead, "" without one
+
+	onExceed policy.OnExceed // what becomes of the request instead
+	probe    time.Duration   // when it is worth to judge the request again
 }
 
 // QueueHint is the place in a throttling queue and how long it takes to come to its head.
@@ -38,46 +41,87 @@ type QueueHint struct {
 
 // LimitState is what one limit showed when the request was judged, before the request itself.
 type LimitState struct {
-	Applied policy.Applied
-	Fits    bool
-	Used    int64 // a rate: in its window
-	Held    int64
-	Wait    time.Duration // until the request would fit; 0 when it fits or no wait helps
-	Reset   time.Time     // when the limit is at its start again; zero when never
+	Applied  policy.Applied
+	OnExceed policy.OnExceed // the limit's own, else the plan's
+	Fits     bool
+	Used     int64 // a rate: in its window; concurrency: in flight
+	Held     int64
+	Wait     time.Duration // until the request would fit; 0 when it fits or no wait helps
+	Reset    time.Time     // when the limit is at its start again; zero when never, or nobody knows
+}
+
+// Soft reports whether the limit refuses nobody.
+func (s *LimitState) Soft() bool {
+	return s.Applied.Limit.Shadow || s.OnExceed.Action == policy.ActionFlag
 }
 
 // Remaining is what is left when the request itself takes need: never negative.
-func (s LimitState) Remaining(need ledger.Amounts) int64 {
+func (s *LimitState) Remaining(need ledger.Amounts) int64 {
 	return max(0, s.Applied.Value-s.Used-s.Held-need.In(s.Applied.Limit.Unit()))
 }
 
-// heldOnly is the wait told when a budget would have room but for reservations in flight: they may give back what they do
-// not use at any moment.
+func limitStates(applied []policy.Applied, plan *policy.Plan) []LimitState {
+	states := make([]LimitState, len(applied))
+	for i := range applied {
+		states[i] = LimitState{Applied: applied[i], Fits: true, OnExceed: plan.OnExceed}
+		if own := applied[i].Limit.OnExceed; own != nil {
+			states[i].OnExceed = *own
+		}
+	}
+	return states
+}
+
+// heldOnly is the wait told when a budget would have room but for reservations in flight, or a slot for one more in flight:
+// they may be given back at any moment.
 const heldOnly = time.Second
 
+// probeHeld is how often a request that waits for what is in flight is judged again.
+const probeHeld = 50 * time.Millisecond
+
 // refusalOf makes the refusal of a judged request: the first violated limit in the order of judging is the layer that is
-// reported, the wait is the longest over all that were violated, and none where one of them never has room again.
+// reported, the wait is the longest over all that were violated, and none where one of them never has room again. What becomes
+// of the request is the strictest of what the violated limits say.
 func refusalOf(states []LimitState, need ledger.Amounts) *Refusal {
 	var r *Refusal
 	never := false
 	for i := range states {
 		s := &states[i]
-		if s.Fits {
+		if s.Fits || s.Soft() {
 			continue
 		}
 		if r == nil {
 			r = limitRefusal(s, need)
+			r.onExceed = s.OnExceed
 		}
-		r.RetryAfter = max(r.RetryAfter, s.Wait)
+		wait, probe := s.Wait, s.Wait
+		if s.Applied.Limit.Concurrency > 0 {
+			wait = heldOnly
+		}
+		if wait == heldOnly {
+			probe = probeHeld
+		}
+		r.RetryAfter, r.probe = max(r.RetryAfter, wait), max(r.probe, probe)
+		r.onExceed = stricter(r.onExceed, s.OnExceed)
 		if s.Applied.Limit.Budget != nil {
 			never = never || s.Wait <= 0
 			r.Exhausted = r.Exhausted || s.Wait != heldOnly
 		}
 	}
 	if never {
-		r.RetryAfter = 0
+		r.RetryAfter, r.onExceed = 0, policy.OnExceed{Action: policy.ActionReject}
 	}
 	return r
+}
+
+// stricter is what becomes of a request when two limits have no room: refused if one refuses, else served by another model if
+// one says so, else made to wait no longer and in no longer a line than either allows.
+func stricter(a, b policy.OnExceed) policy.OnExceed {
+	for _, action := range []policy.Action{policy.ActionReject, policy.ActionFallback} {
+		if a.Action == action || b.Action == action {
+			return policy.OnExceed{Action: action}
+		}
+	}
+	return policy.OnExceed{Action: policy.ActionThrottle, MaxWait: min(a.MaxWait, b.MaxWait), MaxDepth: min(a.MaxDepth, b.MaxDepth)}
 }
 
 func limitRefusal(s *LimitState, need ledger.Amounts) *Refusal {
@@ -85,6 +129,10 @@ func limitRefusal(s *LimitState, need ledger.Amounts) *Refusal {
 	r := &Refusal{
 		Reason: reasonOf(limit), Layer: limit.Tier, Subject: s.Applied.Subject, LimitName: limit.Name, Unit: limit.Unit(),
 		Limit: s.Applied.Value, Used: s.Used, Held: s.Held, Needed: need.In(limit.Unit()), ResetsAt: s.Reset,
+	}
+	if limit.Concurrency > 0 {
+		r.Message = fmt.Sprintf("%d requests of %s are in flight, and the limit %s allows %d at once", r.Used, r.Subject, limit.Name, r.Limit)
+		return r
 	}
 	what := "budget"
 	if limit.Rate != nil {
@@ -106,6 +154,8 @@ func reasonOf(limit *policy.Limit) ledger.Reason {
 	switch {
 	case limit.Budget != nil || limit.Tier == ledger.TierEndpoint || limit.Tier == ledger.TierIP:
 		return limit.Tier.Quota()
+	case limit.Rate == nil:
+		return ledger.ReasonConcurrency
 	case limit.Rate.Algorithm == ledger.AlgorithmTokenBucket:
 		return ledger.ReasonTokenBucket
 	case limit.Rate.Unit == ledger.UnitTokens:
@@ -116,23 +166,22 @@ func reasonOf(limit *policy.Limit) ledger.Reason {
 }
 
 // tooLarge finds a limit that could not hold the request even when nothing else is used.
-func tooLarge(applied []policy.Applied, need ledger.Amounts) *Refusal {
-	for i := range applied {
-		a := &applied[i]
-		most := a.Value
-		if a.Limit.Rate != nil && a.Limit.Rate.Algorithm == ledger.AlgorithmTokenBucket {
-			most = a.Burst
+func tooLarge(states []LimitState, need ledger.Amounts) *Refusal {
+	for i := range states {
+		s := &states[i]
+		limit, most := s.Applied.Limit, s.Applied.Value
+		if limit.Rate != nil && limit.Rate.Algorithm == ledger.AlgorithmTokenBucket {
+			most = s.Applied.Burst
 		}
-		needed := need.In(a.Limit.Unit())
-		if needed <= most {
+		needed := need.In(limit.Unit())
+		if needed <= most || s.Soft() {
 			continue
 		}
-		unit := a.Limit.Unit()
 		return &Refusal{
-			Reason: ledger.ReasonRequestTooLarge, Layer: a.Limit.Tier, Subject: a.Subject, LimitName: a.Limit.Name, Unit: unit,
+			Reason: ledger.ReasonRequestTooLarge, Layer: limit.Tier, Subject: s.Applied.Subject, LimitName: limit.Name, Unit: limit.Unit(),
 			Limit: most, Needed: needed,
 			Message: fmt.Sprintf("the request may use %s; the limit %s of %s can never hold more than %s: lower max_tokens or shorten the input",
-				amount(needed, unit), a.Limit.Name, a.Subject, amount(most, unit)),
+				amount(needed, limit.Unit()), limit.Name, s.Applied.Subject, amount(most, limit.Unit())),
 		}
 	}
 	return nil

@@ -186,7 +186,7 @@ func TestModelsAndPrices(t *testing.T) {
 	require.Equal(t, ledger.ReasonUnpricedModel, r.Reason)
 	require.Equal(t, "m", r.LimitName)
 	a = ask()
-	a.Output = 1 << 62 // costs more than can be counted
+	a.Estimate = estimate(20, 1<<62) // costs more than can be counted
 	require.Equal(t, ledger.ReasonRequestTooLarge, w.reserve(a).Refusal.Reason)
 }
 
@@ -237,7 +237,7 @@ func TestConcurrency(t *testing.T) {
 	for range 10 {
 		workers.Go(func() {
 			for range 8 {
-				v, err := w.Reserve(context.Background(), ask())
+				v, err := w.Admit(context.Background(), ask())
 				if err != nil {
 					t.Error(err)
 				} else if v.Refusal == nil {
@@ -285,7 +285,7 @@ func TestRebuildOnce(t *testing.T) {
 	for range callers {
 		workers.Go(func() {
 			arrived.Add(1)
-			v, err := w.Reserve(context.Background(), ask())
+			v, err := w.Admit(context.Background(), ask())
 			if err != nil || v.Refusal != nil {
 				t.Errorf("%+v %v", v, err)
 			}
@@ -310,7 +310,15 @@ func TestGenerationChanges(t *testing.T) {
 	w.generation("2")
 	w.mark("2")
 	w.settle(func(m *nats.Msg) { _ = m.Respond(nil) })
-	require.Nil(t, w.reserve(ask()).Refusal)
+	w.run()
+	v := w.reserve(ask())
+	require.Equal(t, ledger.ReasonRebuilding, v.Refusal.Reason, "nobody waits for a rebuild who was judged before")
+	stack.Eventually(t, func() error {
+		if v = w.reserve(ask()); v.Refusal != nil {
+			return fmt.Errorf("%+v", v.Refusal)
+		}
+		return nil
+	})
 	require.Equal(t, "2", w.control.Generation())
 }
 
@@ -336,70 +344,6 @@ func TestRebuildFails(t *testing.T) {
 			require.Equal(t, ledger.ReasonRebuilding, v.Refusal.Reason)
 			require.Positive(t, v.Refusal.RetryAfter)
 			require.Empty(t, w.state())
-		})
-	}
-}
-
-// An answer that is no decision is no decision.
-func TestRedisAnswersNonsense(t *testing.T) {
-	t.Parallel()
-	w := newWorld(t, settings{}, roomy)
-	require.Nil(t, w.reserve(ask()).Refusal)
-	for _, key := range w.state() {
-		require.NoError(t, w.redis.Del(t.Context(), key).Err())
-		require.NoError(t, w.redis.Set(t.Context(), key, "nonsense", 0).Err())
-	}
-	_, err := w.Reserve(t.Context(), ask())
-	require.ErrorIs(t, err, ErrUndecided)
-	var held *UndecidedError
-	require.False(t, errors.As(err, &held), "Redis answered: nothing is held")
-}
-
-func TestRedisIsFull(t *testing.T) {
-	t.Parallel()
-	server := stack.NewRedis(t)
-	w := newWorld(t, settings{redisURL: server.URL(0)}, roomy)
-	_, err := w.Reserve(t.Context(), ask())
-	require.NoError(t, err, "it has no marks: REBUILDING")
-	require.NoError(t, w.scripts.Rebuild(t.Context(), rebuildCall("shared")))
-	require.NoError(t, w.scripts.Rebuild(t.Context(), rebuildCall(app)))
-	require.Nil(t, w.reserve(ask()).Refusal)
-	require.NoError(t, configSet(t, server.URL(0), "maxmemory", "1"))
-	_, err = w.Reserve(t.Context(), ask())
-	require.ErrorIs(t, err, ErrUndecided)
-	var held *UndecidedError
-	require.False(t, errors.As(err, &held))
-}
-
-// Nobody there, or nobody who answers: undecided, and what may be held is told, within twice the timeout.
-func TestRedisIsAway(t *testing.T) {
-	t.Parallel()
-	nobody := stack.FreeAddr(t)
-	for name, address := range map[string]func(t *testing.T, real string) string{
-		"refused": func(*testing.T, string) string { return nobody },
-		"silent": func(t *testing.T, real string) string {
-			link := stack.Proxy(t, real)
-			link.BlackHole(true)
-			return link.Addr
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			real, err := redisAddress(stack.Redis(t))
-			require.NoError(t, err)
-			w := newWorld(t, settings{redisURL: fmt.Sprintf("redis://%s/0", address(t, real)), timeout: 40 * time.Millisecond}, roomy)
-			begun := time.Now()
-			_, err = w.Reserve(t.Context(), ask())
-			require.Less(t, time.Since(begun), 5*time.Second)
-			require.ErrorIs(t, err, ErrUndecided)
-			var held *UndecidedError
-			if name == "refused" {
-				require.NotErrorAs(t, err, &held, "nothing was sent, so nothing can be held")
-				return
-			}
-			require.ErrorAs(t, err, &held)
-			require.NotEmpty(t, held.Reservation.ID)
-			require.Equal(t, int64(1), held.Reservation.Held.Requests)
 		})
 	}
 }

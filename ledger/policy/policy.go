@@ -130,15 +130,17 @@ type Limit struct {
 	overrides map[overrideKey]*Override
 }
 
-// Unit is what the limit counts; "" for a limit on concurrency.
+// Unit is what the limit counts; requests for a limit on concurrency.
 func (l *Limit) Unit() ledger.Unit {
 	switch {
 	case l.Budget != nil:
 		return l.Budget.Unit
 	case l.Rate != nil:
 		return l.Rate.Unit
+	case l.Concurrency > 0:
+		return ledger.UnitRequests
 	default:
-		return ""
+		return "" // nothing, while the file is read
 	}
 }
 

@@ -1,0 +1,138 @@
+package admission
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"tollgate/ledger"
+	"tollgate/ledger/event"
+	"tollgate/lua"
+)
+
+// errBreakerOpen stands for a call that was not made: Redis is not asked until the breaker has seen it answer.
+var errBreakerOpen = errors.New("redis is not asked at the moment")
+
+// askRedis makes the one call of a decision, unless the breaker is open. No caller waits longer than the limiter's timeout.
+func (a *Admission) askRedis(ctx context.Context, c *lua.ReserveCall) (lua.Decision, error) {
+	if !a.breaker.Allow() {
+		return lua.Decision{}, errBreakerOpen
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, a.timeout, errors.New("reserve: Redis did not answer in time"))
+	defer cancel()
+	sent, start := a.clock.local(), time.Now()
+	decision, err := a.scripts.Reserve(ctx, c)
+	took := time.Since(start)
+	a.breaker.Done(took, err)
+	a.metrics.reserve.Observe(took.Seconds())
+	if err == nil {
+		a.clock.Observe(decision.Now, sent)
+	}
+	return decision, err
+}
+
+// judgeLocally decides without Redis: by what is known of used-up budgets, and by an allowance that is small on purpose. The
+// reservation keeps its id. Where the call that failed may have run, Redis holds under that very id, and the settlement of the
+// request, or its release, ends it there.
+func (a *Admission) judgeLocally(c *candidate, cause error) {
+	if !errors.Is(cause, errBreakerOpen) {
+		a.log.Warn("redis could not be asked, judged locally", "app", c.ask.Caller.App, "error", cause)
+	}
+	c.Refusal = a.localRefusal(c)
+	if c.Refusal != nil {
+		c.MaybeHeld = !errors.Is(cause, errBreakerOpen) && lua.Unknown(cause)
+	}
+	c.admitLocally(a)
+}
+
+// admitLocally takes an allowed candidate into the books of the spell.
+func (c *candidate) admitLocally(a *Admission) {
+	c.Limits, c.Degraded = nil, true
+	res := &c.Reservation
+	res.Deadline = res.ReservedAt.Add(c.rules.policy.Reservations.TTL)
+	if c.Refusal != nil {
+		return
+	}
+	res.Flags = append(res.Flags, "degraded")
+	a.spell.begin(c.ask.Caller.App, res)
+	a.leases.begin(c.ask.Caller.App, res)
+}
+
+func (a *Admission) localRefusal(c *candidate) *Refusal {
+	p, caller := c.rules.policy, c.ask.Caller
+	if slices.Contains(p.Degraded.ClosedPlans, caller.Plan) {
+		return degraded(fmt.Sprintf("the limits cannot be judged at the moment, and the plan %s is closed until they can", caller.Plan), p.Degraded.Breaker.ProbeEvery)
+	}
+	for i := range c.Limits {
+		s := &c.Limits[i]
+		budget := s.Applied.Limit.Budget
+		if budget == nil || s.Soft() {
+			continue
+		}
+		used, resets, refused := a.exhausted.Refuses(spentBudget(s), s.Applied.Value, c.Reservation.Held.In(budget.Unit))
+		if !refused {
+			continue
+		}
+		s.Used = used
+		r := limitRefusal(s, c.Reservation.Held)
+		r.Exhausted, r.RetryAfter = true, resets
+		if resets > 0 {
+			r.ResetsAt = c.Reservation.ReservedAt.Add(resets)
+		}
+		return r
+	}
+	ok, wait := a.local.Allow(p.Degraded.Local, caller.App, c.Reservation.Held.Tokens)
+	if ok {
+		return nil
+	}
+	return degraded("the limits cannot be judged at the moment, and what this gateway may allow by itself meanwhile is used up", wait)
+}
+
+func degraded(message string, wait time.Duration) *Refusal {
+	return &Refusal{Reason: ledger.ReasonDegraded, Message: message, RetryAfter: max(wait, time.Second)}
+}
+
+// remember keeps the budgets that refused until their window ends, and forgets those that have room again.
+func (a *Admission) remember(c *candidate, now time.Time) {
+	for i := range c.Limits {
+		s := &c.Limits[i]
+		switch {
+		case s.Applied.Limit.Budget == nil:
+		case s.Fits:
+			a.exhausted.Forget(spentBudget(s))
+		case s.Wait != heldOnly && s.Reset.IsZero():
+			a.exhausted.Remember(spentBudget(s), s.Used, 0)
+		case s.Wait != heldOnly:
+			a.exhausted.Remember(spentBudget(s), s.Used, s.Reset.Sub(now))
+		}
+	}
+}
+
+func spentBudget(s *LimitState) SpentBudget {
+	return SpentBudget{s.Applied.Subject, s.Applied.Limit.Budget.Period, s.Applied.Limit.Budget.Unit}
+}
+
+// probe finds out whether Redis takes writes again, and has it hold what was admitted without it, before it is asked again.
+func (a *Admission) probe(ctx context.Context) error {
+	timed, cancel := context.WithTimeoutCause(ctx, a.timeout, errors.New("probe: Redis did not answer in time"))
+	defer cancel()
+	if err := a.scripts.Probe(timed); err != nil {
+		return err
+	}
+	return a.register(ctx)
+}
+
+func (a *Admission) breakerChanged(open bool, why string) {
+	a.degraded(open)
+	if open {
+		a.log.Error("redis is not asked any more, this gateway judges by itself", "why", why)
+		return
+	}
+	a.log.Info("redis is asked again", "why", why)
+}
+
+func openOf(app string, res *event.Reservation) lua.Open {
+	return lua.Open{ReservationID: res.ID, App: app, Held: res.Held, Counters: res.Counters, Deadline: res.Deadline}
+}

@@ -1,0 +1,126 @@
+package admission
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"tollgate/ledger"
+)
+
+// losses are the apps whose counters are missing in Redis. Counters that nobody has rebuilt from the ledger are never believed.
+type losses struct {
+	wanted chan string // apps whose rebuild must be asked for
+	seen   sync.Map    // app -> true once Redis has judged it here
+
+	lost atomic.Int64 // how many apps are in since
+
+	mu    sync.Mutex           // guards since
+	since map[string]time.Time // when the loss was noticed
+}
+
+func newLosses() *losses {
+	return &losses{wanted: make(chan string, 1024), since: map[string]time.Time{}}
+}
+
+// judged notes that the app's counters are there.
+func (l *losses) judged(app string) {
+	if _, seen := l.seen.Load(app); !seen {
+		l.seen.Store(app, true)
+	}
+	if l.lost.Load() == 0 {
+		return
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.since, app)
+	l.lost.Store(int64(len(l.since)))
+}
+
+// notice has the app rebuilt in the background, and says for how long it has been missing.
+func (l *losses) notice(app string) time.Duration {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	since, known := l.since[app]
+	if !known {
+		since = time.Now()
+		l.since[app] = since
+		l.lost.Store(int64(len(l.since)))
+	}
+	select {
+	case l.wanted <- app:
+	default: // as many are asked for already
+	}
+	return time.Since(since)
+}
+
+// rebuiltNow has the counters of an app rebuilt while its first request here waits: a new app, or a new gateway, has nothing
+// to fall back on. An app that was judged before does not make its callers wait.
+func (a *Admission) rebuiltNow(ctx context.Context, app string) bool {
+	if _, seen := a.losses.seen.Load(app); seen {
+		return false
+	}
+	if err := a.rebuild(ctx, app); err != nil {
+		a.log.Warn("counters are missing and cannot be rebuilt", "app", app, "error", err)
+		return false
+	}
+	return true
+}
+
+func (a *Admission) rebuild(ctx context.Context, app string) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, rebuildTimeout, errors.New("rebuild: no answer in time"))
+	defer cancel()
+	return a.control.Rebuild(ctx, app)
+}
+
+// rebuildPatience is how long callers are told to come back in a second while counters are being rebuilt. When that takes
+// longer, because NATS or the settlers are away, too, the gateway judges by itself.
+const rebuildPatience = 3 * time.Second
+
+// judgeLost decides on a request whose counters are missing.
+func (a *Admission) judgeLost(c *candidate) {
+	if a.losses.notice(c.ask.Caller.App) < rebuildPatience {
+		c.Limits = nil
+		c.Refusal = &Refusal{
+			Reason: ledger.ReasonRebuilding, RetryAfter: time.Second,
+			Message: "the counters of this app are being rebuilt from the ledger",
+		}
+		return
+	}
+	a.judgeLocally(c, errBreakerOpen)
+}
+
+// rebuildLost asks for the rebuilds that requests have found wanting.
+func (a *Admission) rebuildLost(ctx context.Context) error {
+	var group errgroup.Group
+	group.SetLimit(8)
+	var mu sync.Mutex
+	running := map[string]bool{}
+	for {
+		select {
+		case <-ctx.Done():
+			return group.Wait()
+		case app := <-a.losses.wanted:
+			mu.Lock()
+			already := running[app]
+			running[app] = true
+			mu.Unlock()
+			if already {
+				continue
+			}
+			group.Go(func() error {
+				if err := a.rebuild(ctx, app); err != nil && ctx.Err() == nil {
+					a.log.Warn("counters are missing and cannot be rebuilt", "app", app, "error", err)
+				}
+				mu.Lock()
+				delete(running, app)
+				mu.Unlock()
+				return nil
+			})
+		}
+	}
+}
