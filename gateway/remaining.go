@@ -77,17 +77,17 @@ func (r *remaining) observe(states []admission.LimitState, held ledger.Amounts, 
 	}
 }
 
-// isShown reports whether the limit is a budget with few subjects that refuses when it is spent.
+// isShown reports whether the limit is a budget with few subjects that refuses when it is spent. Neither the name of a key,
+// a user or an address belongs into a label, also where the policy itself names it.
 func isShown(l *policy.Limit) bool {
-	if l.Budget == nil || l.Shadow {
+	if l.Budget == nil || l.Shadow || isPersonal(policy.Dimension(l.Tier)) {
 		return false
 	}
-	switch l.Tier {
-	case ledger.TierKey, ledger.TierUser, ledger.TierIP:
-		return false
-	default:
-		return !slices.Contains(l.By, policy.DimensionUser) && !slices.Contains(l.By, policy.DimensionIP)
-	}
+	return !slices.ContainsFunc(l.By, isPersonal) && !slices.ContainsFunc(l.Match, func(c policy.Condition) bool { return isPersonal(c.Key) })
+}
+
+func isPersonal(d policy.Dimension) bool {
+	return d == policy.DimensionKey || d == policy.DimensionUser || d == policy.DimensionIP
 }
 
 func (r *remaining) shareLocked(s *admission.LimitState) *budgetShare {

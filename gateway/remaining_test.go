@@ -53,6 +53,8 @@ func TestRemainingShowsBudgetsWithFewSubjects(t *testing.T) {
 	reg := prometheus.NewRegistry()
 	r := newRemaining(reg)
 	end := noon.Add(time.Hour)
+	matched := budgetState("of-a-user", ledger.TierApp, "app:shop?user=ada", 1, 2, end)
+	matched.Applied.Limit.Match = []policy.Condition{{Key: policy.DimensionUser, Values: []string{"ada"}}}
 	shadow := budgetState("shadow", ledger.TierApp, "app:shop", 1, 2, end)
 	shadow.Applied.Limit.Shadow = true
 	rate := budgetState("rate", ledger.TierApp, "app:shop", 1, 2, end)
@@ -67,7 +69,7 @@ func TestRemainingShowsBudgetsWithFewSubjects(t *testing.T) {
 		budgetState("ip-day", ledger.TierIP, "ip:1.2.3.4", 0, 100, end),
 		budgetState("by-user", ledger.TierApp, "app:shop[user=shop/ada]", 0, 100, end, policy.DimensionUser),
 		budgetState("by-ip", ledger.TierPlan, "plan:free[ip=1.2.3.4]", 0, 100, end, policy.DimensionIP),
-		shadow, rate,
+		shadow, rate, matched,
 	}, ledger.Amounts{Requests: 1}, noon)
 	require.Equal(t, map[string]float64{
 		"app app:shop app-day": 0.1, "platform platform:all platform-total": 0, "provider provider:openai[model=m] model-day": 0.99,
