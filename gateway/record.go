@@ -119,7 +119,7 @@ func (x *exchange) finish() {
 		x.g.admission.Finish(x.verdict)
 	}
 	layer := ledger.Tier("")
-	attributes := make([]slog.Attr, 0, 24)
+	attributes := make([]slog.Attr, 0, 32)
 	attributes = append(attributes,
 		slog.String("reason", string(x.reason)), slog.Int("status", x.status), slog.String("app", x.caller.App),
 		slog.String("key_id", x.caller.Key), slog.String("endpoint", x.endpoint.Path),
@@ -132,11 +132,14 @@ func (x *exchange) finish() {
 		if r := v.Refusal; r != nil {
 			layer = r.Layer
 			attributes = append(attributes, slog.String("layer", string(r.Layer)), slog.String("subject", r.Subject),
-				slog.String("limit_name", r.LimitName), slog.Int64("limit", r.Limit), slog.Int64("current", r.Used),
-				slog.Int64("held", r.Held), slog.Int64("needed", r.Needed), slog.Float64("retry_after_s", r.RetryAfter.Seconds()))
+				slog.String("limit_name", r.LimitName), slog.String("unit", string(r.Unit)), slog.Int64("limit", r.Limit),
+				slog.Int64("current", r.Used), slog.Int64("held", r.Held), slog.Int64("needed", r.Needed),
+				slog.Int64("remaining", max(0, r.Limit-r.Used-r.Held)), slog.Float64("retry_after_s", r.RetryAfter.Seconds()))
+		} else {
+			attributes = appendTightest(attributes, v.Limits, v.Reservation.Held)
 		}
 		res := &v.Reservation
-		attributes = append(attributes, slog.String("request_id", res.ID), slog.String("user", res.User),
+		attributes = append(attributes, slog.String("request_id", res.ID), slog.String("user", x.user()),
 			slog.Int64("reserved_tokens", int64(res.Held.Tokens)), slog.Int64("reserved_nanousd", int64(res.Held.NanoUSD)))
 	}
 	if x.admitted {
