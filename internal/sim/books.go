@@ -66,7 +66,8 @@ type Record struct {
 	ClientRequestID   string `json:"client_request_id"`
 }
 
-// Totals are the sums over all records. Calls also counts API requests that were answered with an error and not billed.
+// Totals are the sums over all records. Calls also counts API requests that were answered with an error and not billed;
+// PeakInFlight is the most that were being answered at the same time.
 type Totals struct {
 	Calls           int64 `json:"calls"`
 	Requests        int64 `json:"requests"`
@@ -77,6 +78,7 @@ type Totals struct {
 	CostNanoUSD     int64 `json:"cost_nanousd,string"`
 	ClientLeft      int64 `json:"client_left"`
 	Cut             int64 `json:"cut"`
+	PeakInFlight    int64 `json:"peak_in_flight"`
 }
 
 const (

@@ -103,7 +103,11 @@ func TestBooksAddUpUnderLoad(t *testing.T) {
 	want := Totals{
 		Calls: n, Requests: n, InputTokens: input, OutputTokens: n, CostNanoUSD: input*150 + n*600,
 	}
-	require.Equal(t, want, s.Totals())
+	got := s.Totals()
+	require.Positive(t, got.PeakInFlight)
+	require.LessOrEqual(t, got.PeakInFlight, int64(workers), "no worker has two at once")
+	want.PeakInFlight = got.PeakInFlight
+	require.Equal(t, want, got)
 	require.Equal(t, want, decode[Totals](t, text(t, do(t, "GET", url+"/sim/totals", ""))))
 
 	records := s.Books(0)
@@ -167,4 +171,32 @@ func TestImportsNothingOfOurs(t *testing.T) {
 			require.False(t, strings.HasPrefix(i.Path.Value, `"tollgate/`), "%s imports %s", name, i.Path.Value)
 		}
 	}
+}
+
+// A call is in flight from when it comes in until its caller can know that it is over, however it ends.
+func TestPeakInFlight(t *testing.T) {
+	t.Parallel()
+	s, url := start(t, DefaultConfig())
+	for _, body := range []string{hello, streamed(""), `{"model":"none"}`, streamed("[[sim status=500]]")} {
+		for range 3 {
+			text(t, do(t, "POST", url+chatPath, body))
+		}
+		require.EqualValues(t, 1, s.Totals().PeakInFlight, "one after the other: %s", body)
+	}
+	const n = 5
+	var wait sync.WaitGroup
+	client := httpClient(t)
+	for range n {
+		wait.Go(func() {
+			answer, err := client.Post(url+chatPath, "application/json", strings.NewReader(streamed("[[sim latency=1s]]")))
+			if err == nil {
+				_, _ = io.Copy(io.Discard, answer.Body)
+				_ = answer.Body.Close()
+			}
+		})
+	}
+	require.Eventually(t, func() bool { return s.Totals().PeakInFlight == n }, deadline, time.Millisecond)
+	wait.Wait()
+	s.Reset()
+	require.Zero(t, s.Totals().PeakInFlight)
 }

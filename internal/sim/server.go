@@ -33,6 +33,7 @@ type Server struct {
 	behaviour atomic.Pointer[behaviour]
 	books     books
 	calls     atomic.Int64
+	flying    inFlight
 	routes    map[string]route
 	vectors   vectors
 
@@ -160,6 +161,7 @@ func (s *Server) Books(since uint64) []Record {
 func (s *Server) Totals() Totals {
 	t := s.books.sums()
 	t.Calls = s.calls.Load()
+	t.PeakInFlight = s.flying.peak.Load()
 	return t
 }
 
@@ -167,6 +169,7 @@ func (s *Server) Totals() Totals {
 func (s *Server) Reset() {
 	s.books.reset()
 	s.calls.Store(0)
+	s.flying.peak.Store(s.flying.now.Load())
 }
 
 func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
@@ -193,13 +196,37 @@ type call struct {
 	started  time.Time // for waits and durations
 	tollgate string
 	client   string
+	landed   bool // no longer in flight
+}
+
+// inFlight counts the calls that are being answered, and the most that ever were at once. A call ends when it is billed or
+// refused, which is before its caller can know.
+type inFlight struct {
+	now, peak atomic.Int64
+}
+
+func (f *inFlight) begin() {
+	for n := f.now.Add(1); ; {
+		if peak := f.peak.Load(); n <= peak || f.peak.CompareAndSwap(peak, n) {
+			return
+		}
+	}
+}
+
+func (f *inFlight) end(c *call) {
+	if !c.landed {
+		c.landed = true
+		f.now.Add(-1)
+	}
 }
 
 // api wraps the endpoints that a caller with an API key may use. Their error goes to the caller.
 func (s *Server) api(serve func(http.ResponseWriter, *call) *apiError) func(http.ResponseWriter, *http.Request) {
 	return func(w http.ResponseWriter, r *http.Request) {
 		s.calls.Add(1)
+		s.flying.begin()
 		c := call{request: r, received: s.now(), started: time.Now()}
+		defer s.flying.end(&c)
 		header := w.Header()
 		header["X-Request-Id"] = []string{"req_" + newAnswerKey().String()}
 		header["Openai-Version"] = openaiVersion
@@ -211,6 +238,7 @@ func (s *Server) api(serve func(http.ResponseWriter, *call) *apiError) func(http
 			refused = serve(w, &c)
 		}
 		if refused != nil {
+			s.flying.end(&c)
 			refused.write(w)
 		}
 	}
@@ -317,6 +345,7 @@ func wait(ctx context.Context, from time.Time, d time.Duration) bool {
 
 // bill puts one answer into the books.
 func (s *Server) bill(c *call, modelAt uint8, does endpoint, id answerKey, u usage, outcome uint8) {
+	defer s.flying.end(c)
 	s.books.add(bill{
 		received: c.received, finished: s.now(), id: id, keyID: c.keyID, project: c.project,
 		tollgateID: c.tollgate, clientID: c.client, model: modelAt, does: does, usage: u, outcome: outcome,
