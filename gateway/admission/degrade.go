@@ -15,8 +15,31 @@ import (
 // errBreakerOpen stands for a call that was not made: Redis is not asked until the breaker has seen it answer.
 var errBreakerOpen = errors.New("redis is not asked at the moment")
 
-// askRedis makes the one call of a decision, unless the breaker is open. No caller waits longer than the limiter's timeout.
+// errCrowded stands for a call that was not made: its turn would have come too late.
+var errCrowded = errors.New("too many wait to ask Redis")
+
+// callsAtOnce is how many calls are under way at once: no more than there are connections. Who comes on top waits here and not
+// for a connection, where a crowd would look like a Redis that does not answer.
+const callsAtOnce = 64
+
+// askRedis makes the one call of a decision, unless the breaker is open. Its caller waits for its turn no longer than the
+// limiter's timeout, and for Redis no longer than that once more.
 func (a *Admission) askRedis(ctx context.Context, c *lua.ReserveCall) (lua.Decision, error) {
+	if a.breaker.Open() {
+		return lua.Decision{}, errBreakerOpen
+	}
+	select {
+	case a.asking <- struct{}{}:
+	default:
+		late := time.NewTimer(a.timeout)
+		defer late.Stop()
+		select {
+		case a.asking <- struct{}{}:
+		case <-late.C:
+			return lua.Decision{}, errCrowded
+		}
+	}
+	defer func() { <-a.asking }()
 	if !a.breaker.Allow() {
 		return lua.Decision{}, errBreakerOpen
 	}
@@ -37,13 +60,12 @@ func (a *Admission) askRedis(ctx context.Context, c *lua.ReserveCall) (lua.Decis
 // reservation keeps its id. Where the call that failed may have run, Redis holds under that very id, and the settlement of the
 // request, or its release, ends it there.
 func (a *Admission) judgeLocally(c *candidate, cause error) {
-	if !errors.Is(cause, errBreakerOpen) {
+	asked := !errors.Is(cause, errBreakerOpen) && !errors.Is(cause, errCrowded)
+	if asked {
 		a.log.Warn("redis could not be asked, judged locally", "app", c.ask.Caller.App, "error", cause)
 	}
 	c.Refusal = a.localRefusal(c)
-	if c.Refusal != nil {
-		c.MaybeHeld = !errors.Is(cause, errBreakerOpen) && lua.Unknown(cause)
-	}
+	c.MaybeHeld = c.Refusal != nil && asked && lua.Unknown(cause)
 	c.admitLocally(a)
 }
 

@@ -30,6 +30,7 @@ type Admission struct {
 	degraded func(bool)
 	rules    atomic.Pointer[rules]
 
+	asking    chan struct{} // one element for each call of Redis under way
 	breaker   *Breaker
 	local     *Local
 	exhausted *Exhausted
@@ -65,7 +66,7 @@ func New(p Parts) *Admission {
 		scripts: p.Scripts, keys: p.Keys, control: p.Control, clock: p.Clock, timeout: p.Timeout, metrics: p.Metrics,
 		degraded: p.Degraded, log: p.Log,
 		local: NewLocal(time.Now), exhausted: NewExhausted(maxExhausted, time.Now), losses: newLosses(),
-		leases: newLeases(p.Scripts, p.Timeout, p.Log),
+		leases: newLeases(p.Scripts, p.Timeout, p.Log), asking: make(chan struct{}, callsAtOnce),
 	}
 	a.breaker = NewBreaker(a.probe, a.breakerChanged, time.Now)
 	a.leases.freed = a.lines.freed
