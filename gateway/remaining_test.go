@@ -146,6 +146,22 @@ func TestRemainingOfRequests(t *testing.T) {
 	require.Empty(t, shares(t, w.registry))
 }
 
+// A decision that no counter was asked for says nothing about what remains.
+func TestNothingRemainsOfWhatWasNotAsked(t *testing.T) {
+	t.Parallel()
+	w := start(t, `  - {name: app-total, tier: app, budget: {requests: 2, per: total}}
+  - {name: tiny, tier: key, match: {model: fast}, budget: {tokens: 1, per: day}}
+  - {name: usd, tier: key, match: {model: unpriced}, budget: {usd: 1, per: day}}
+`, plain)
+	require.Equal(t, 200, w.chat("").StatusCode)
+	for model, status := range map[string]int{"fast": 413, "unpriced": 403, "x": 404} {
+		a := w.send("POST", chatPath, `{"model":"`+model+`","messages":[]}`)
+		require.Equal(t, status, a.StatusCode)
+		require.Empty(t, a.Header.Get("Ratelimit"), model)
+		require.Equal(t, map[string]float64{"app app:checkout app-total": 0.5}, shares(t, w.registry), model)
+	}
+}
+
 func BenchmarkRemaining(b *testing.B) {
 	r := newRemaining(prometheus.NewRegistry())
 	var states []admission.LimitState

@@ -43,6 +43,7 @@ func (a *Admission) behind(ask *Ask) *Verdict {
 	if c.Refusal == nil {
 		return nil
 	}
+	c.Limits = nil
 	return c.Verdict
 }
 

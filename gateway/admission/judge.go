@@ -32,6 +32,7 @@ func (a *Admission) judge(ctx context.Context, ask *Ask, model string) (*Verdict
 	for range maxAttempts {
 		c := a.prepare(ask, model)
 		if c.Refusal != nil {
+			c.Limits = nil
 			return c.Verdict, nil
 		}
 		decision, err := a.askRedis(ctx, c.call)
