@@ -138,7 +138,7 @@ func (x *exchange) reserve() bool {
 		return false
 	}
 	for _, over := range verdict.PassedOver {
-		x.g.metrics.passedOver(string(over.Action), over.Refusal.Reason, over.Refusal.Layer)
+		x.g.metrics.passedOver(over.Action, over.Refusal.Reason, over.Refusal.Layer)
 	}
 	writeLimits(x.w.Header(), x.dialect(), verdict.Limits, verdict.Reservation.Held, now)
 	x.g.remaining.observe(verdict.Limits, verdict.Reservation.Held, now)

@@ -4,14 +4,19 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"log/slog"
 	"net/http"
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"tollgate/e2e/stack"
+	"tollgate/gateway/admission"
+	"tollgate/ledger"
+	"tollgate/ledger/policy"
 )
 
 // requestLines are the log's lines about requests, in order, when there are n.
@@ -50,7 +55,7 @@ func TestLineOfADecision(t *testing.T) {
 	figures := func(line map[string]any) map[string]any {
 		found := map[string]any{}
 		for _, name := range strings.Fields("reason status layer app key_id user endpoint model limit_name subject unit limit current held needed remaining " +
-			"reserved_tokens actual_tokens actual_nanousd usage_state trace_id") {
+			"reserved_tokens actual_tokens actual_nanousd usage_state trace_id upstream_model") {
 			if value, ok := line[name]; ok {
 				found[name] = value
 			}
@@ -61,7 +66,7 @@ func TestLineOfADecision(t *testing.T) {
 		"reason": "OK", "status": 200.0, "app": app, "key_id": "k_1", "user": "ada", "endpoint": chatPath, "model": "gpt-4o-mini",
 		"limit_name": "app-total", "subject": "app:checkout", "unit": "requests", "limit": 2.0, "current": 0.0, "held": 0.0, "needed": 1.0, "remaining": 1.0,
 		"reserved_tokens": lines[0]["reserved_tokens"], "actual_tokens": 17.0, "actual_nanousd": 12*150.0 + 5*600, "usage_state": "reported",
-		"trace_id": "0af7651916cd43dd8448eb211c80319c",
+		"trace_id": "0af7651916cd43dd8448eb211c80319c", "upstream_model": "gpt-4o-mini",
 	}
 	require.Equal(t, want, figures(lines[0]))
 	want["held"], want["remaining"] = 1.0, 0.0
@@ -69,10 +74,33 @@ func TestLineOfADecision(t *testing.T) {
 	for name, value := range map[string]any{"reason": "APP_QUOTA", "status": 429.0, "layer": "app", "held": 2.0} {
 		want[name] = value
 	}
-	for _, name := range []string{"actual_tokens", "actual_nanousd", "usage_state"} {
+	for _, name := range []string{"actual_tokens", "actual_nanousd", "usage_state", "upstream_model"} {
 		delete(want, name)
 	}
 	require.Equal(t, want, figures(lines[2]))
+}
+
+// What is out of the ordinary stands in the line, and only then.
+func TestLineSaysWhatIsOutOfTheOrdinary(t *testing.T) {
+	t.Parallel()
+	line := func(v *admission.Verdict) string {
+		var text strings.Builder
+		slog.New(slog.NewJSONHandler(&text, nil)).LogAttrs(t.Context(), slog.LevelInfo, "", appendOutcome(nil, v)...)
+		_, rest, found := strings.Cut(text.String(), `"msg":""`)
+		require.True(t, found)
+		return strings.TrimSpace(rest)
+	}
+	require.Equal(t, `}`, line(&admission.Verdict{Refusal: &admission.Refusal{}}))
+	v := &admission.Verdict{
+		Degraded: true, Queued: &admission.Queued{Limit: "key-rpm", Waited: 1500 * time.Microsecond},
+		PassedOver: []admission.PassedOver{
+			{Action: admission.ActionShadow, Refusal: &admission.Refusal{LimitName: "app-day", Reason: ledger.ReasonAppQuota}},
+			{Action: policy.ActionFlag, Refusal: &admission.Refusal{LimitName: "rpm", Reason: ledger.ReasonRPMLimit}},
+		},
+	}
+	v.Reservation.Model = "gpt-4o-mini"
+	require.Equal(t, `,"passed_over":["shadow app-day APP_QUOTA","flag rpm RPM_LIMIT"],"queued_for":"key-rpm","queued_ms":1.5,`+
+		`"degraded":true,"upstream_model":"gpt-4o-mini"}`, line(v))
 }
 
 // No text of a prompt or of an answer, and no secret, is ever in the log, whatever becomes of the request.

@@ -7,6 +7,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"tollgate/gateway/admission"
 	"tollgate/ledger"
 	"tollgate/ledger/event"
 	"tollgate/ledger/policy"
@@ -68,7 +69,7 @@ func (m *metrics) begin() {
 	for _, tier := range ledger.Tiers() {
 		for _, reason := range tierReasons(tier) {
 			m.decisions.WithLabelValues("refuse", string(reason), string(tier))
-			m.passed.WithLabelValues(actionShadow, string(reason), string(tier))
+			m.passed.WithLabelValues(string(admission.ActionShadow), string(reason), string(tier))
 			m.passed.WithLabelValues(string(policy.ActionFlag), string(reason), string(tier))
 		}
 	}
@@ -86,13 +87,10 @@ func tierReasons(tier ledger.Tier) []ledger.Reason {
 	return []ledger.Reason{tier.Quota(), ledger.ReasonTokenBucket, ledger.ReasonRPMLimit, ledger.ReasonTPMLimit, ledger.ReasonConcurrency}
 }
 
-// actionShadow is the action of a limit in shadow mode, whatever the policy says that it would do.
-const actionShadow = "shadow"
-
-// passedOver counts a limit that had no room and let the request pass: actionShadow or policy.ActionFlag, with the reason
-// and layer that a refusal would have had.
-func (m *metrics) passedOver(action string, reason ledger.Reason, layer ledger.Tier) {
-	m.passed.WithLabelValues(action, string(reason), string(layer)).Inc()
+// passedOver counts a limit that had no room and let the request pass, with the reason and layer of the refusal that it was
+// not.
+func (m *metrics) passedOver(action policy.Action, reason ledger.Reason, layer ledger.Tier) {
+	m.passed.WithLabelValues(string(action), string(reason), string(layer)).Inc()
 }
 
 // componentRedis is the component whose fallback is the local limiter.

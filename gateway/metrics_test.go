@@ -8,6 +8,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/stretchr/testify/require"
 
+	"tollgate/gateway/admission"
 	"tollgate/ledger"
 	"tollgate/ledger/event"
 	"tollgate/ledger/policy"
@@ -25,8 +26,8 @@ func TestMetricsBegin(t *testing.T) {
 	require.Equal(t, 1, testutil.CollectAndCount(m.degraded))
 	require.Equal(t, 3, testutil.CollectAndCount(m.windowTurn))
 
-	m.passedOver(actionShadow, ledger.ReasonAppQuota, ledger.TierApp)
-	m.passedOver(string(policy.ActionFlag), ledger.ReasonEndpointLimit, ledger.TierEndpoint)
+	m.passedOver(admission.ActionShadow, ledger.ReasonAppQuota, ledger.TierApp)
+	m.passedOver(policy.ActionFlag, ledger.ReasonEndpointLimit, ledger.TierEndpoint)
 	require.Equal(t, 1.0, testutil.ToFloat64(m.passed.WithLabelValues("shadow", "APP_QUOTA", "app")))
 	require.Equal(t, 1.0, testutil.ToFloat64(m.passed.WithLabelValues("flag", "ENDPOINT_LIMIT", "endpoint")))
 	require.Equal(t, 2*(7*5+2), testutil.CollectAndCount(m.passed), "both were there")

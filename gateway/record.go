@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/hex"
 	"errors"
-	"log/slog"
 	"net/http"
 	"strings"
 	"time"
@@ -118,45 +117,18 @@ func (x *exchange) finish() {
 	if x.verdict != nil {
 		x.g.admission.Finish(x.verdict)
 	}
-	layer := ledger.Tier("")
-	attributes := make([]slog.Attr, 0, 32)
-	attributes = append(attributes,
-		slog.String("reason", string(x.reason)), slog.Int("status", x.status), slog.String("app", x.caller.App),
-		slog.String("key_id", x.caller.Key), slog.String("endpoint", x.endpoint.Path),
-		slog.Float64("duration_ms", float64(time.Since(x.start).Microseconds())/1000))
-	decision := "refuse"
-	if x.request != nil {
-		attributes = append(attributes, slog.String("model", x.request.Model), slog.Bool("stream", x.request.Stream))
-	}
-	if v := x.verdict; v != nil {
-		if r := v.Refusal; r != nil {
-			layer = r.Layer
-			attributes = append(attributes, slog.String("layer", string(r.Layer)), slog.String("subject", r.Subject),
-				slog.String("limit_name", r.LimitName), slog.String("unit", string(r.Unit)), slog.Int64("limit", r.Limit),
-				slog.Int64("current", r.Used), slog.Int64("held", r.Held), slog.Int64("needed", r.Needed),
-				slog.Int64("remaining", max(0, r.Limit-r.Used-r.Held)), slog.Float64("retry_after_s", r.RetryAfter.Seconds()))
-		} else {
-			attributes = appendTightest(attributes, v.Limits, v.Reservation.Held)
-		}
-		res := &v.Reservation
-		attributes = append(attributes, slog.String("request_id", res.ID), slog.String("user", x.user()),
-			slog.Int64("reserved_tokens", int64(res.Held.Tokens)), slog.Int64("reserved_nanousd", int64(res.Held.NanoUSD)))
-	}
+	decision, layer := "refuse", ledger.Tier("")
 	if x.admitted {
 		decision = "allow"
 	}
-	if x.state != "" {
-		attributes = append(attributes, slog.Int64("actual_tokens", int64(x.spent.Tokens)),
-			slog.Int64("actual_nanousd", int64(x.spent.NanoUSD)), slog.String("usage_state", string(x.state)))
-	}
-	if x.traceID != "" {
-		attributes = append(attributes, slog.String("trace_id", x.traceID))
+	if x.verdict != nil && x.verdict.Refusal != nil {
+		layer = x.verdict.Refusal.Layer
 	}
 	x.g.metrics.decisions.WithLabelValues(decision, string(x.reason), string(layer)).Inc()
 	if decision == "refuse" {
 		x.countRefusal()
 	}
-	x.g.log.LogAttrs(context.Background(), slog.LevelInfo, "request", attributes...)
+	x.writeLine()
 }
 
 // traceID is the trace id of a W3C traceparent, "" when there is no valid one.
