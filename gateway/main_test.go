@@ -118,14 +118,19 @@ func (w *world) rules(limits string) *policy.Policy {
 providers:
   openai: {protocol: openai, base_url: "%[1]s/v1", api_key_file: "%[2]s"}
   patient: {protocol: openai, base_url: "%[1]s/v1", api_key_file: "%[2]s", on_disconnect: drain}
+  anthropic: {protocol: anthropic, base_url: "%[1]s/v1", api_key_file: "%[2]s"}
+  steady: {protocol: anthropic, base_url: "%[1]s/v1", api_key_file: "%[2]s", on_disconnect: drain}
 models:
   gpt-4o-mini: {provider: openai}
   fast: {provider: openai, upstream_model: gpt-4o-mini}
   patient: {provider: patient, upstream_model: gpt-4o-mini}
   unpriced: {provider: openai, upstream_model: in-house}
   text-embedding-3-small: {provider: openai}
+  claude: {provider: anthropic, upstream_model: claude-sonnet-4-6}
+  steady: {provider: steady, upstream_model: claude-sonnet-4-6}
 prices:
   - {provider: patient, model: gpt-4o-mini, from: 2020-01-01, usd_per_million: {input: 0.15, output: 0.60}}
+  - {provider: steady, model: claude-sonnet-4-6, from: 2020-01-01, usd_per_million: {input: 3, output: 15}}
 limits:
 %[3]s`, w.provider.URL, w.keyFile, limits)
 	p, err := policy.Parse([]byte(text), nil)
@@ -216,7 +221,9 @@ func chatBody(more string) string {
 
 // problemOf reads an error answer.
 func (w *world) problemOf(a answer) (p struct {
-	Error struct {
+	Type      string
+	RequestID string `json:"request_id"`
+	Error     struct {
 		Message, Type, Code string
 		Param               *string
 	}
@@ -226,10 +233,7 @@ func (w *world) problemOf(a answer) (p struct {
 		Limit, Used, Held, Needed    json.Number
 		ResetsAt                     time.Time `json:"resets_at"`
 		RetryAfterS                  int64     `json:"retry_after_s"`
-		Options                      []struct {
-			Action      string
-			RetryAfterS int64 `json:"retry_after_s"`
-		}
+		Options                      []option
 	}
 },
 ) {

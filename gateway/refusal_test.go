@@ -140,7 +140,9 @@ func TestRetryAfterIsNeverTooEarly(t *testing.T) {
 	}
 }
 
-// Each refusal over the wire, with nothing sent to the provider, nothing held and nothing recorded.
+// Each refusal over the wire, in both dialects, with nothing sent to the provider, nothing held and nothing recorded.
+//
+// Long: one row a refusal.
 func TestRefusals(t *testing.T) {
 	t.Parallel()
 	w := begin(t, func(http.ResponseWriter, *http.Request) { t.Error("a refused request reached the provider") })
@@ -150,11 +152,12 @@ func TestRefusals(t *testing.T) {
 	w.key("tg-plan", keys.Record{KeyID: "k_5", App: app, Plan: "gone"})
 	w.run(`  - {name: app-usd, tier: app, budget: {usd: 0.0000001, per: day}}
 `)
-	chat := chatBody("")
+	chat, message := chatBody(""), messageBody("")
+	spaces := strings.Repeat(" ", 1<<20+1)
 	for name, c := range map[string]struct {
 		secret, method, path, body string
 		status                     int
-		reason, code               string
+		reason, is                 string // the error's code in OpenAI's dialect, its type in Anthropic's
 	}{
 		"no key":           {"", "POST", chatPath, chat, 401, "UNKNOWN_KEY", "invalid_api_key"},
 		"unknown key":      {"tg-nobody", "POST", chatPath, chat, 401, "UNKNOWN_KEY", "invalid_api_key"},
@@ -164,10 +167,11 @@ func TestRefusals(t *testing.T) {
 		"unknown plan":     {"tg-plan", "POST", chatPath, chat, 403, "UNKNOWN_PLAN", "invalid_api_key"},
 		"bad JSON":         {callerSecret, "POST", chatPath, "{", 400, "BAD_REQUEST", "invalid_request"},
 		"empty body":       {callerSecret, "POST", chatPath, "", 400, "BAD_REQUEST", "invalid_request"},
+		"other protocol":   {callerSecret, "POST", chatPath, `{"model":"claude","messages":[]}`, 400, "BAD_REQUEST", "invalid_request"},
 		"unknown model":    {callerSecret, "POST", chatPath, `{"model":"x","messages":[]}`, 404, "UNKNOWN_MODEL", "model_not_found"},
 		"unpriced":         {callerSecret, "POST", chatPath, `{"model":"unpriced","messages":[]}`, 403, "UNPRICED_MODEL", "unpriced_model"},
 		"too large":        {callerSecret, "POST", chatPath, chat, 413, "REQUEST_TOO_LARGE", "request_too_large"},
-		"body too large":   {callerSecret, "POST", chatPath, strings.Repeat(" ", 1<<20+1), 413, "BODY_TOO_LARGE", "request_too_large"},
+		"body too large":   {callerSecret, "POST", chatPath, spaces, 413, "BODY_TOO_LARGE", "request_too_large"},
 		"unknown route":    {callerSecret, "POST", "/v1/responses", chat, 404, "UNKNOWN_ROUTE", "unknown_url"},
 		"slash at the end": {callerSecret, "POST", chatPath + "/", chat, 404, "UNKNOWN_ROUTE", "unknown_url"},
 		"wrong method":     {callerSecret, "GET", chatPath, "", 404, "UNKNOWN_ROUTE", "unknown_url"},
@@ -175,15 +179,50 @@ func TestRefusals(t *testing.T) {
 		"models, no key":   {"", "GET", "/v1/models", "", 401, "UNKNOWN_KEY", "invalid_api_key"},
 		"model, unknown":   {callerSecret, "GET", "/v1/models/x", "", 404, "UNKNOWN_MODEL", "model_not_found"},
 		"traversal":        {callerSecret, "POST", "/v1/../v1/files", chat, 404, "UNKNOWN_ROUTE", "unknown_url"},
+
+		"message, unknown key":      {"tg-nobody", "POST", messagesPath, message, 401, "UNKNOWN_KEY", "authentication_error"},
+		"message, revoked":          {"tg-revoked", "POST", messagesPath, message, 403, "DISABLED_KEY", "permission_error"},
+		"message, expired":          {"tg-expired", "POST", messagesPath, message, 403, "EXPIRED_KEY", "permission_error"},
+		"message, unknown plan":     {"tg-plan", "POST", messagesPath, message, 403, "UNKNOWN_PLAN", "permission_error"},
+		"message, bad JSON":         {callerSecret, "POST", messagesPath, "{", 400, "BAD_REQUEST", "invalid_request_error"},
+		"message, no bound":         {callerSecret, "POST", messagesPath, `{"model":"claude","messages":[]}`, 400, "BAD_REQUEST", "invalid_request_error"},
+		"message, other protocol":   {callerSecret, "POST", messagesPath, `{"model":"fast","messages":[],"max_tokens":1}`, 400, "BAD_REQUEST", "invalid_request_error"},
+		"message, unknown model":    {callerSecret, "POST", messagesPath, `{"model":"x","messages":[],"max_tokens":1}`, 404, "UNKNOWN_MODEL", "not_found_error"},
+		"message, too large":        {callerSecret, "POST", messagesPath, message, 413, "REQUEST_TOO_LARGE", "request_too_large"},
+		"message, body too large":   {callerSecret, "POST", messagesPath, spaces, 413, "BODY_TOO_LARGE", "request_too_large"},
+		"message, wrong method":     {callerSecret, "GET", messagesPath, "", 404, "UNKNOWN_ROUTE", "not_found_error"},
+		"below messages":            {callerSecret, "POST", messagesPath + "/batches", "{}", 404, "UNKNOWN_ROUTE", "not_found_error"},
+		"count, unknown key":        {"tg-nobody", "POST", countPath, message, 401, "UNKNOWN_KEY", "authentication_error"},
+		"count, revoked":            {"tg-revoked", "POST", countPath, message, 403, "DISABLED_KEY", "permission_error"},
+		"count, bad JSON":           {callerSecret, "POST", countPath, "{", 400, "BAD_REQUEST", "invalid_request_error"},
+		"count, unknown model":      {callerSecret, "POST", countPath, `{"model":"x","messages":[]}`, 404, "UNKNOWN_MODEL", "not_found_error"},
+		"count, of another kind":    {callerSecret, "POST", countPath, `{"model":"fast","messages":[]}`, 400, "BAD_REQUEST", "invalid_request_error"},
+		"count, body too large":     {callerSecret, "POST", countPath, spaces, 413, "BODY_TOO_LARGE", "request_too_large"},
+		"looks like Anthropic's":    {callerSecret, "anthropic-version", "/v1/files", "", 404, "UNKNOWN_ROUTE", "not_found_error"},
+		"a key as Anthropic's":      {"tg-nobody", "x-api-key", "/v1/models", "", 401, "UNKNOWN_KEY", "authentication_error"},
+		"a key and a route of both": {callerSecret, "x-api-key", chatPath + "/7", "", 404, "UNKNOWN_ROUTE", "unknown_url"},
 	} {
-		a := w.send(c.method, c.path, c.body, "Authorization", "Bearer "+c.secret)
+		headers := []string{"Authorization", "Bearer " + c.secret}
+		switch c.method {
+		case "anthropic-version":
+			c.method, headers = "GET", append(headers, "Anthropic-Version", "2023-06-01")
+		case "x-api-key":
+			c.method, headers = "GET", []string{"Authorization", "", "X-Api-Key", c.secret}
+		}
+		a := w.send(c.method, c.path, c.body, headers...)
 		p := w.problemOf(a)
 		require.Equal(t, c.status, a.StatusCode, name)
 		require.Equal(t, c.reason, p.Tollgate.Reason, name)
-		require.Equal(t, c.code, p.Error.Code, name)
+		if p.Type == "" {
+			require.Equal(t, c.is, p.Error.Code, name)
+		} else {
+			require.Equal(t, "error", p.Type, name)
+			require.Equal(t, c.is, p.Error.Type, name)
+		}
 		require.Equal(t, "false", a.Header.Get("X-Should-Retry"), name)
 		require.Empty(t, a.Header.Get("Retry-After"), name)
 		require.Empty(t, a.Header.Get("X-Tollgate-Request-Id"), name)
+		require.Empty(t, p.Tollgate.Used, "%s: no figure that nobody looked up", name)
 	}
 	w.events(0)
 	held, err := w.redis.Keys(t.Context(), "*reservation*").Result()
@@ -222,17 +261,4 @@ func TestLimitRefusals(t *testing.T) {
 	require.Equal(t, "rate_limit_exceeded", p.Error.Code)
 	require.Equal(t, "0", a.Header.Get("X-Ratelimit-Remaining-Requests"))
 	require.Len(t, w.events(4)[event.KindUsed], 2, "a refusal is on no record")
-}
-
-func TestModels(t *testing.T) {
-	t.Parallel()
-	w := start(t, roomy, plain)
-	a := w.send("GET", "/v1/models", "")
-	require.Equal(t, 200, a.StatusCode)
-	require.JSONEq(t, `{"object":"list","data":[{"id":"fast","object":"model","created":0,"owned_by":"openai"},{"id":"gpt-4o-mini","object":"model","created":0,"owned_by":"openai"},{"id":"patient","object":"model","created":0,"owned_by":"patient"},{"id":"text-embedding-3-small","object":"model","created":0,"owned_by":"openai"},{"id":"unpriced","object":"model","created":0,"owned_by":"openai"}]}`, a.body)
-	require.Equal(t, `{"id":"fast","object":"model","created":0,"owned_by":"openai"}`+"\n", w.send("GET", "/v1/models/fast", "").body)
-	head := w.send("HEAD", "/v1/models", "")
-	require.NoError(t, head.err)
-	require.Empty(t, head.body)
-	w.events(0)
 }

@@ -12,7 +12,6 @@ var later = map[string]string{
 	"concurrency":               "remove the limit",
 	"fallback":                  "remove it",
 	"priority":                  "remove it",
-	"protocol anthropic":        "remove the provider and its models",
 	"protocol gemini":           "remove the provider and its models",
 	"shadow":                    "remove the limit",
 	"tier ip":                   "limit another tier",

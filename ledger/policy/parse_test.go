@@ -168,7 +168,7 @@ limits:
 		fields = append(fields, problem.Field)
 	}
 	require.Equal(t, []string{
-		"providers.a.protocol", "providers.g.protocol", "plans.b.on_exceed.action", "plans.c.on_exceed.action",
+		"providers.g.protocol", "plans.b.on_exceed.action", "plans.c.on_exceed.action",
 		"limits[0].tier", "limits[0].rate.algorithm", "limits[1].by[0]", "limits[1].shadow",
 	}, fields)
 }
