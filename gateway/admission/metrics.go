@@ -1,10 +1,15 @@
 package admission
 
-import "github.com/prometheus/client_golang/prometheus"
+import (
+	"sync/atomic"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
 
 type metrics struct {
 	admission prometheus.Histogram
 	reserve   prometheus.Observer
+	lines     atomic.Pointer[lines] // of the admission that is measured
 }
 
 // NewMetrics registers what admission measures.
@@ -19,6 +24,20 @@ func NewMetrics(reg prometheus.Registerer) *metrics {
 		Help:    "Time of one script call, as its caller sees it.",
 		Buckets: []float64{.0001, .0002, .0004, .0008, .0015, .003, .006, .012, .025, .05, .1},
 	}, []string{"script"})
-	reg.MustRegister(admission, redis)
-	return &metrics{admission: admission, reserve: redis.WithLabelValues("reserve")}
+	m := &metrics{admission: admission, reserve: redis.WithLabelValues("reserve")}
+	waiting := prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Name: "tollgate_waiting_requests",
+		Help: "Requests that wait for a limit to have room.",
+	}, m.waiting)
+	reg.MustRegister(admission, redis, waiting)
+	return m
+}
+
+// waiting is how many requests wait in lines now.
+func (m *metrics) waiting() float64 {
+	l := m.lines.Load()
+	if l == nil {
+		return 0
+	}
+	return float64(l.waiting.Load())
 }

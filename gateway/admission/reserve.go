@@ -70,6 +70,7 @@ func New(p Parts) *Admission {
 	}
 	a.breaker = NewBreaker(a.probe, a.breakerChanged, time.Now)
 	a.leases.freed = a.lines.freed
+	a.metrics.lines.Store(&a.lines)
 	return a
 }
 
