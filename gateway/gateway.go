@@ -72,6 +72,9 @@ func New(config Config, d Deps) (*Gateway, error) {
 	if err != nil {
 		return nil, fmt.Errorf("gateway: %w", err)
 	}
+	if err := provider.LoadVocabularies(); err != nil {
+		return nil, fmt.Errorf("gateway: %w", err)
+	}
 	js, err := jetstream.New(d.NATS)
 	if err != nil {
 		return nil, fmt.Errorf("gateway: %w", err)

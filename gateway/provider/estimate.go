@@ -60,37 +60,74 @@ var inputs = map[string]func(e *estimator, found map[string]gjson.Result){
 	Chat.Path:        (*estimator).chat,
 	Completions.Path: (*estimator).completions,
 	Embeddings.Path:  (*estimator).embeddings,
-	"/v1/messages":   (*estimator).messages,
+	Messages.Path:    (*estimator).messages,
 }
 
 func estimateInput(endpoint Endpoint, model string, found map[string]gjson.Result) (input ledger.Tokens, exact bool) {
 	e := newEstimator(model)
-	inputs[endpoint.Path](e, found)
+	if add := inputs[endpoint.Path]; add != nil {
+		add(e, found)
+	}
 	return max(1, e.tokens()), e.rough == 0
 }
 
 // estimator adds up what the input of one request uses with one model.
 type estimator struct {
-	counted int64 // tokens
-	rough   int64 // hundredths of a token, by the heuristic
+	rules      *rules
+	vocabulary *vocabulary // nil: the heuristic counts
+	work       int         // how much the vocabulary may still do
+	counted    int64       // tokens
+	rough      int64       // hundredths of a token, not counted but guessed
 }
 
-func newEstimator(string) *estimator { return &estimator{} }
+// maxWork bounds what is counted exactly, in bytes of words that are tokens. Other bytes are dearer, see mergeWork.
+const maxWork = 1 << 20
 
-// add counts tokens that a rule gives.
+func newEstimator(model string) *estimator {
+	e := &estimator{rules: rulesOf(model), work: maxWork}
+	if v := e.rules.vocabulary; v != nil {
+		e.vocabulary = v.Load()
+	}
+	return e
+}
+
+// add counts tokens that are sure.
 func (e *estimator) add(tokens int64) { e.counted += tokens }
 
-// frame counts tokens that stand around texts: as the provider documents them, or as other providers do.
-func (e *estimator) frame(tokens int64) { e.rough += 100 * tokens }
+// guess counts tokens that are not.
+func (e *estimator) guess(tokens int64) { e.rough += 100 * tokens }
 
-// text counts a text.
-func (e *estimator) text(s string) { e.rough += estimateText(s) }
+// frame counts tokens that stand around texts: sure where the model's template is known.
+func (e *estimator) frame(tokens int64) {
+	if e.vocabulary != nil {
+		e.add(tokens)
+	} else {
+		e.guess(tokens)
+	}
+}
 
-// image counts an image: data is its base64 or a data: URL, or anything else where its size cannot be read.
-func (e *estimator) image(_, _ string) { e.rough += 100 * imageTokens }
+// text counts a text: by the vocabulary as long as there is work left, by the heuristic behind that.
+func (e *estimator) text(s string) {
+	if e.vocabulary != nil {
+		n, done := e.vocabulary.count(s, &e.work)
+		e.counted += int64(n)
+		s = s[done:]
+	}
+	if s != "" {
+		e.rough += estimateText(s) * e.rules.scale / 100
+	}
+}
 
-// document counts a file: data is its base64 or a data: URL, "" where it is stored elsewhere.
-func (e *estimator) document(_, data string) { e.rough += estimateText(data) }
+// value counts a value that is no known kind of content: a text as itself, anything else as its JSON.
+func (e *estimator) value(v gjson.Result) {
+	switch v.Type {
+	case gjson.Null:
+	case gjson.String:
+		e.text(v.Str)
+	default:
+		e.text(v.Raw)
+	}
+}
 
 // tokens is the sum, rounded up.
 func (e *estimator) tokens() ledger.Tokens {

@@ -197,7 +197,7 @@ func (s *stream) read(event []byte) bool {
 
 // Streamed estimates the output that a stream carried: its text by the heuristic, and at least a token an event.
 func (a Answer) Streamed() ledger.Tokens {
-	return max(tokens(a.Text), ledger.Tokens(a.Events), 1)
+	return max(ledger.Tokens((a.Text+99)/100), ledger.Tokens(a.Events), 1)
 }
 
 // deltaText is the text that an event adds to the answer, as it stands in the JSON behind one of the fields. It only feeds an
