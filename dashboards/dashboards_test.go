@@ -15,29 +15,31 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// metrics lists every metric that the README promises, with its labels. A histogram also has _bucket, _sum and _count.
-var metrics = map[string][]string{
-	"tollgate_decisions_total":               {"decision", "reason", "layer"},
-	"tollgate_admission_seconds":             {"le"},
-	"tollgate_budget_remaining_ratio":        {"tier", "subject", "limit"},
-	"tollgate_redis_seconds":                 {"le", "script"},
-	"tollgate_degraded":                      {"component"},
-	"tollgate_upstream_requests_total":       {"provider", "model", "code"},
-	"tollgate_upstream_seconds":              {"le"},
-	"tollgate_time_to_first_token_seconds":   {"le"},
-	"tollgate_tokens_total":                  {"provider", "model", "class"},
-	"tollgate_cost_usd_total":                {"provider", "model"},
-	"tollgate_events_total":                  {"kind", "outcome"},
-	"tollgate_spool_events":                  nil,
-	"tollgate_settlement_lag_seconds":        nil,
-	"tollgate_settlement_batch_size":         {"le"},
-	"tollgate_open_reservations":             nil,
-	"tollgate_ledger_drift":                  nil,
-	"tollgate_sequence_gaps_total":           nil,
-	"tollgate_reconciliation_difference_usd": {"provider"},
+// metrics are those that the README promises, with their labels. Its list is held equal to what the services register.
+func metrics(t *testing.T) map[string][]string {
+	t.Helper()
+	text, err := os.ReadFile("../README.md")
+	require.NoError(t, err)
+	found := map[string][]string{}
+	for _, row := range readmeRow.FindAllStringSubmatch(string(text), -1) {
+		found[row[1]] = strings.FieldsFunc(row[2], func(r rune) bool { return r == ',' })
+	}
+	require.Greater(t, len(found), 20)
+	for _, name := range histograms {
+		require.Contains(t, found, name)
+		found[name] = append(found[name], "le")
+	}
+	return found
+}
+
+// histograms also have _bucket, _sum and _count.
+var histograms = []string{
+	"tollgate_admission_seconds", "tollgate_redis_seconds", "tollgate_upstream_seconds", "tollgate_time_to_first_token_seconds",
+	"tollgate_settlement_batch_size",
 }
 
 var (
+	readmeRow    = regexp.MustCompile("(?m)^\\| `(tollgate_\\w+)(?:\\{([^}]*)\\})?` \\|")
 	metricName   = regexp.MustCompile(`\btollgate_\w+`)
 	groupedBy    = regexp.MustCompile(`\bby \(([^)]*)\)`)
 	matcherLabel = regexp.MustCompile(`[{,]\s*(\w+)\s*(?:=~|!~|!=|=)`)
@@ -49,14 +51,14 @@ var (
 // has. It returns those labels.
 func requireMetrics(t *testing.T, expr string) []string {
 	t.Helper()
-	labels := []string{"job", "instance"}
+	labels, known := []string{"job", "instance"}, metrics(t)
 	for _, name := range metricName.FindAllString(expr, -1) {
 		base := regexp.MustCompile(`_(bucket|sum|count)$`).ReplaceAllString(name, "")
-		if !slices.Contains(metrics[base], "le") {
+		if !slices.Contains(known[base], "le") {
 			base = name
 		}
-		require.Contains(t, metrics, base, "in %s", expr)
-		labels = append(labels, metrics[base]...)
+		require.Contains(t, known, base, "in %s", expr)
+		labels = append(labels, known[base]...)
 	}
 	for _, match := range groupedBy.FindAllStringSubmatch(expr, -1) {
 		for label := range strings.SplitSeq(match[1], ",") {
@@ -89,37 +91,72 @@ func decode(t *testing.T, path string, into any) {
 	require.NoError(t, decoder.Decode(into), path)
 }
 
-func TestAlerts(t *testing.T) {
-	t.Parallel()
+// alert is one rule of the alerts' file.
+type alert struct {
+	Alert       string            `yaml:"alert"`
+	Expr        string            `yaml:"expr"`
+	For         string            `yaml:"for"`
+	Labels      map[string]string `yaml:"labels"`
+	Annotations map[string]string `yaml:"annotations"`
+}
+
+func alerts(t *testing.T) map[string]alert {
+	t.Helper()
 	var rules struct {
 		Groups []struct {
-			Name  string `yaml:"name"`
-			Rules []struct {
-				Alert       string            `yaml:"alert"`
-				Expr        string            `yaml:"expr"`
-				For         string            `yaml:"for"`
-				Labels      map[string]string `yaml:"labels"`
-				Annotations map[string]string `yaml:"annotations"`
-			} `yaml:"rules"`
+			Name  string  `yaml:"name"`
+			Rules []alert `yaml:"rules"`
 		} `yaml:"groups"`
 	}
 	decode(t, "prometheus/alerts.yml", &rules)
-	seen := map[string]bool{}
+	found := map[string]alert{}
 	for _, group := range rules.Groups {
 		for _, r := range group.Rules {
-			require.False(t, seen[r.Alert], "two alerts are named %s", r.Alert)
-			seen[r.Alert] = true
-			require.Contains(t, []string{"red", "yellow"}, r.Labels["severity"], r.Alert)
-			labels := requireMetrics(t, r.Expr)
-			require.NotEmpty(t, r.Annotations["summary"], r.Alert)
-			requireLabels(t, r.Annotations["summary"], labels)
-			// What an aggregation drops, a summary cannot show.
-			if by := groupedBy.FindStringSubmatch(r.Expr); by != nil {
-				requireLabels(t, r.Annotations["summary"], strings.Split(by[1], ", "))
-			}
+			require.NotContains(t, found, r.Alert, "two alerts have the name")
+			found[r.Alert] = r
 		}
 	}
-	require.NotEmpty(t, seen)
+	require.NotEmpty(t, found)
+	return found
+}
+
+func TestAlerts(t *testing.T) {
+	t.Parallel()
+	for name, r := range alerts(t) {
+		require.Contains(t, []string{"red", "yellow"}, r.Labels["severity"], name)
+		labels := requireMetrics(t, r.Expr)
+		require.NotEmpty(t, r.Annotations["summary"], name)
+		requireLabels(t, r.Annotations["summary"], labels)
+		// What an aggregation drops, a summary cannot show.
+		if by := groupedBy.FindStringSubmatch(r.Expr); by != nil {
+			requireLabels(t, r.Annotations["summary"], strings.Split(by[1], ", "))
+		}
+	}
+}
+
+// Who is woken by what: a budget is yellow at 20 % and red at 10 %, refusals are red in the cluster's tier and yellow in those
+// of apps and endpoints, and a user who is refused wakes nobody.
+func TestAlertsBySeverity(t *testing.T) {
+	t.Parallel()
+	all := alerts(t)
+	budgets, refusals := map[string]string{}, map[string]string{}
+	for _, r := range all {
+		if _, condition, found := strings.Cut(r.Expr, "(tollgate_budget_remaining_ratio) "); found {
+			budgets[condition] = r.Labels["severity"]
+		}
+		if !strings.Contains(r.Expr, "tollgate_decisions_total") {
+			continue
+		}
+		require.Contains(t, r.Expr, `decision="refuse"`, "%s: an allowed request is no refusal", r.Alert)
+		layers := regexp.MustCompile(`layer=~?"([^"]*)"`).FindStringSubmatch(r.Expr)
+		require.NotNil(t, layers, "%s is about every layer", r.Alert)
+		for layer := range strings.SplitSeq(layers[1], "|") {
+			refusals[layer] = r.Labels["severity"]
+		}
+	}
+	require.Equal(t, map[string]string{"<= 0.2 > 0.1": "yellow", "<= 0.1": "red"}, budgets)
+	require.Equal(t, map[string]string{"cluster": "red", "app": "yellow", "endpoint": "yellow"}, refusals)
+	require.Equal(t, "red", all["Degraded"].Labels["severity"])
 }
 
 func TestPrometheusConfig(t *testing.T) {

@@ -1,6 +1,10 @@
 package gateway
 
 import (
+	"net/http"
+	"os"
+	"path/filepath"
+	"regexp"
 	"testing"
 	"time"
 
@@ -57,5 +61,24 @@ func TestWindowTurn(t *testing.T) {
 	}
 	for period, want := range map[string]float64{"day": 4, "week": 1, "month": 2} {
 		require.Equal(t, want, testutil.ToFloat64(m.windowTurn.WithLabelValues(period)), period)
+	}
+}
+
+// The board's share of 429s counts the reasons that are answered so, and no other.
+func TestBoardKnowsTheReasonsOf429(t *testing.T) {
+	t.Parallel()
+	source, err := os.ReadFile(filepath.Join("..", "ledger", "reason.go"))
+	require.NoError(t, err)
+	board, err := os.ReadFile(filepath.Join("..", "dashboards", "grafana", "boards", "budgets.json"))
+	require.NoError(t, err)
+	matcher := regexp.MustCompile(`reason=~\\"([^"\\]+)`).FindSubmatch(board)
+	require.NotNil(t, matcher)
+	counted := regexp.MustCompile("^(?:" + string(matcher[1]) + ")$") // as PromQL anchors it
+	reasons := regexp.MustCompile(`Reason += "([A-Z_]+)"`).FindAllSubmatch(source, -1)
+	require.Greater(t, len(reasons), 20)
+	for _, reason := range reasons {
+		code := kindOf(ledger.Reason(reason[1])).status
+		refused := code == http.StatusTooManyRequests && string(reason[1]) != string(ledger.ReasonOK)
+		require.Equal(t, refused, counted.Match(reason[1]), "%s is answered %d", reason[1], code)
 	}
 }
