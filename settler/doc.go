@@ -13,6 +13,11 @@
 //   - The stream: reconnect; a consumer or stream that is gone is made again.
 //   - A message that can never be settled is parked with its reason and acknowledged; the rest of its batch is settled.
 //
+// # New limits
+//
+// Before a gateway judges by a budget that is new, it asks for the budget to be filled. The answer comes when Postgres counts
+// everything of the running window, and Redis was told; settlements wait meanwhile, admissions do not.
+//
 // # Not guaranteed
 //
 // A rebuild waits for what gateways have published, not for what they still hold back in their outboxes: until the barrier

@@ -22,7 +22,7 @@ import (
 )
 
 // Deps are the parts a settler stands on. They stay the caller's and must outlive Run. Store needs a connection for each
-// worker and five more.
+// worker and six more.
 type Deps struct {
 	Store    *pg.Store
 	Scripts  *lua.Scripts // with a timeout of a second or so: nobody waits for a write-back
@@ -106,6 +106,7 @@ func (s *Settler) Run(ctx context.Context) error {
 	}
 	group.Go(func() error { return s.serveRebuilds(ctx) })
 	group.Go(func() error { return s.serveConfirmations(ctx) })
+	group.Go(func() error { return s.serveFills(ctx) })
 	group.Go(func() error { return s.every(ctx, "refresh", s.config.RebuildEvery, s.refreshDirty) })
 	group.Go(func() error { return s.every(ctx, "sweep", s.config.SweepEvery, s.sweepOnce) })
 	group.Go(func() error { return s.every(ctx, "directory", s.config.DirectoryEvery, s.keys.Run) })

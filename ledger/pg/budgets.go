@@ -43,13 +43,13 @@ type budgetDelta struct {
 }
 
 // budgetKeys lists the budgets of a reservation that has ended: those that carry it, and those that did.
-func (t *touch) budgetKeys() []budgetKey {
+func (p *posting) budgetKeys(t *touch) []budgetKey {
 	var keys []budgetKey
 	for _, e := range []*event.Event{t.top, t.undone} {
 		if e == nil {
 			continue
 		}
-		for _, c := range e.Reservation.Counters {
+		for _, c := range p.countersOf(e) {
 			keys = append(keys, keyOf(e.App, c))
 		}
 	}
@@ -58,7 +58,7 @@ func (t *touch) budgetKeys() []budgetKey {
 
 // collectBudgets sums, per budget and transfer, what the batch changes.
 func (p *posting) collectBudgets() {
-	p.budgets = map[budgetKey]*budgetDelta{}
+	p.budgets, p.counters = map[budgetKey]*budgetDelta{}, map[*event.Event][]ledger.Counter{}
 	for _, t := range p.touched {
 		if t.row.state == statePending {
 			continue
@@ -79,15 +79,29 @@ func (p *posting) collectBudgets() {
 }
 
 func (p *posting) charge(e *event.Event, amounts ledger.Amounts) {
-	for _, c := range e.Reservation.Counters {
-		key := keyOf(e.App, c)
-		b := p.budgets[key]
-		if b == nil {
-			b = &budgetDelta{counter: c}
-			p.budgets[key] = b
-		}
-		b.change = b.change.Add(amounts)
+	for _, c := range p.countersOf(e) {
+		p.add(e.App, c, amounts)
 	}
+}
+
+func (p *posting) add(app string, c ledger.Counter, amounts ledger.Amounts) {
+	key := keyOf(app, c)
+	b := p.budgets[key]
+	if b == nil {
+		b = &budgetDelta{counter: c}
+		p.budgets[key] = b
+	}
+	b.change = b.change.Add(amounts)
+}
+
+// countersOf are the counters that the event's reservation counts in: those it names, and those of known families besides.
+func (p *posting) countersOf(e *event.Event) []ledger.Counter {
+	counters, ok := p.counters[e]
+	if !ok {
+		counters = append(slices.Clip(e.Reservation.Counters), p.counting.missing(e)...)
+		p.counters[e] = counters
+	}
+	return counters
 }
 
 // queueBudgets adds the differences, in the order of the keys, and reads the budgets that only Redis needs.

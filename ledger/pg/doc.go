@@ -23,9 +23,22 @@
 //	used                settled    charges what was used; takes an expiry's charge back
 //	used and released   settled    and flagged used_after_release
 //
+// # Families
+//
+// An event names the budgets that its request was judged by, so a budget that a new policy brings would know nothing of what was
+// used before it, nor of requests in flight at the switch. Therefore budget_families holds which families of counters are
+// judged by, and since when. A reservation counts in the budgets that its event names, and besides in its window of every
+// family that matches it and was known at the time of the reservation, unless it names a budget of that family and calendar.
+// Settlements add those; Fill makes a family known, and adds what was settled before to the running window. It excludes
+// settlements (see Rebuilding), so each request is added by exactly one of the two. Families with IP addresses cannot be
+// filled, because the ledger has none.
+//
+// Only used amounts are filled. What a request in flight holds is held on the budgets that its event names, so until it is
+// settled a new limit does not see it.
+//
 // # Invariants
 //
-// For every budget: its used amounts are the sum of what reservations charge to it. For every app: the net of its spend
+// For every budget: its used amounts are the sum of what reservations charge to it, named or not. For every app: the net of its spend
 // account is the sum of what its reservations charge. A charged reservation has exactly one final transfer that nothing took
 // back, also at zero cost; a released one has none. Verify proves them.
 //

@@ -16,6 +16,7 @@ const rebuildLock = 0x746f6c6c // "toll"
 type Session struct {
 	store *Store
 	conn  *pgxpool.Conn
+	known *families // what settlements count besides what events name
 }
 
 // Settling waits for rebuilds to end, then keeps them out until the session is closed. Settlements do not exclude each other.
@@ -39,7 +40,13 @@ func (s *Store) session(ctx context.Context, query string) (*Session, error) {
 		conn.Release()
 		return nil, fmt.Errorf("take rebuild lock: %w", err)
 	}
-	return &Session{store: s, conn: conn}, nil
+	session := &Session{store: s, conn: conn}
+	// A statement of its own, begun after the lock was granted: one that has waited sees what was there before.
+	if session.known, err = s.knownFamilies(ctx, conn); err != nil {
+		session.Close(ctx)
+		return nil, err
+	}
+	return session, nil
 }
 
 // Close gives the lock back, whatever became of ctx. When that cannot be said to the server, the connection is closed

@@ -75,7 +75,7 @@ func (s *Session) Post(ctx context.Context, batch []Received) (Result, error) {
 		return Result{}, err
 	}
 	for attempt := 1; ; attempt++ {
-		p := &posting{store: s.store, fates: make([]Fate, len(batch))}
+		p := &posting{store: s.store, fates: make([]Fate, len(batch)), counting: newCounting(s.known.list)}
 		err := pgx.BeginTxFunc(ctx, s.conn, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
 			return p.run(ctx, tx, batch)
 		})
@@ -98,6 +98,8 @@ type posting struct {
 	touched  []*touch // reservations that the batch says anything about, by id
 	budgets  map[budgetKey]*budgetDelta
 	transfer []transfer
+	counting *counting
+	counters map[*event.Event][]ledger.Counter // see countersOf
 }
 
 // entry is one event of the batch.
@@ -206,7 +208,7 @@ func (p *posting) writeBacks() []WriteBack {
 			continue
 		}
 		w.Endings = append(w.Endings, Ending{Reservation: *t.top.Reservation, Spent: t.row.charged})
-		for _, key := range t.budgetKeys() {
+		for _, key := range p.budgetKeys(t) {
 			keys[app][key] = true
 		}
 	}

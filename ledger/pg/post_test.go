@@ -37,7 +37,7 @@ func reservation(app string, n int64, at time.Time) event.Reservation {
 			{Tier: ledger.TierApp, Family: "app", Subject: "app:" + app, Period: ledger.PeriodTotal},
 		},
 		PriceRow: "openai/gpt-4o-mini@2024-07-18", ReservedAt: at, Deadline: at.Add(time.Minute), OnExpiry: event.ExpiryCharge,
-		PolicyRevision: "1", Flags: []string{"shadow"},
+		PolicyRevision: "1", Flags: []string{"unpriced"},
 	}
 }
 
@@ -292,7 +292,7 @@ func (m *model) add(r event.Reservation, kinds []event.Kind) {
 	for _, k := range kinds {
 		has[k] = true
 	}
-	state, flags, transfer := "pending", "shadow", ""
+	state, flags, transfer := "pending", "unpriced", ""
 	var charge ledger.Amounts
 	switch {
 	case has[event.KindUsed]:

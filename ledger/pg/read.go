@@ -40,29 +40,35 @@ SELECT EXISTS (SELECT FROM budgets WHERE app = $1) OR EXISTS (SELECT FROM reserv
 // it is called on the session that excludes settlements.
 func (s *Session) LiveBudgets(ctx context.Context, app string, now time.Time) ([]CounterState, error) {
 	const query = `
-SELECT tier, family, subject, period, window_start, window_end, requests, tokens, nanousd, version, updated_at
+SELECT ` + counterColumns + `
 FROM budgets
 WHERE app = $1 AND (window_end IS NULL OR window_end > $2)
 ORDER BY subject, period, window_start`
-	rows, err := s.conn.Query(ctx, query, app, now)
+	states, err := s.counterStates(ctx, query, app, now)
 	if err != nil {
 		return nil, fmt.Errorf("read budgets of %q: %w", app, err)
 	}
-	states, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (CounterState, error) {
-		c := CounterState{App: app}
+	return states, nil
+}
+
+const counterColumns = `app, tier, family, subject, period, window_start, window_end, requests, tokens, nanousd, version, updated_at`
+
+// counterStates runs a query that gives counterColumns.
+func (s *Session) counterStates(ctx context.Context, query string, args ...any) ([]CounterState, error) {
+	rows, err := s.conn.Query(ctx, query, args...)
+	if err != nil {
+		return nil, err
+	}
+	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (c CounterState, err error) {
 		var start time.Time
 		var end *time.Time
-		err := row.Scan(&c.Counter.Tier, &c.Counter.Family, &c.Counter.Subject, &c.Counter.Period, &start, &end,
+		err = row.Scan(&c.App, &c.Counter.Tier, &c.Counter.Family, &c.Counter.Subject, &c.Counter.Period, &start, &end,
 			&c.Used.Requests, &c.Used.Tokens, &c.Used.NanoUSD, &c.Version, &c.UpdatedAt)
 		if end != nil {
 			c.Counter.Window = ledger.Window{Start: start.UTC(), End: end.UTC()}
 		}
 		return c, err
 	})
-	if err != nil {
-		return nil, fmt.Errorf("read budgets of %q: %w", app, err)
-	}
-	return states, nil
 }
 
 // OpenReservations reads the pending reservations of one app, or of all for "", from their Reserved events.

@@ -19,6 +19,7 @@ type Store struct {
 
 	mu       sync.Mutex
 	accounts map[string]int64 // account ids by name; accounts are never renamed or removed
+	families *families        // as last read; nil before that
 }
 
 // querier is a pool, a connection or a transaction.

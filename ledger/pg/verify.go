@@ -3,6 +3,11 @@ package pg
 import (
 	"context"
 	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
 )
 
 // Check is one invariant, looked at in the database.
@@ -13,43 +18,88 @@ type Check struct {
 	OK      bool
 }
 
-// Verify looks at every invariant and returns them all, whether they hold or not. It reads the whole
-// journal, so its time grows with it, without locking anybody. While events are in flight, I8 may fail for a moment.
+// Verify looks at every invariant and returns them all, whether they hold or not. It reads the whole journal, as it stood at
+// one instant, so its time grows with it, without locking anybody. While events are in flight, I8 may fail for a moment.
 func (s *Store) Verify(ctx context.Context) ([]Check, error) {
 	checks := make([]Check, 0, len(invariants))
-	for _, inv := range invariants {
-		c := Check{Name: inv.name, Meaning: inv.meaning}
-		if err := s.pool.QueryRow(ctx, inv.query).Scan(&c.Figure); err != nil {
-			return nil, fmt.Errorf("verify %s: %w", inv.name, err)
+	options := pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}
+	err := pgx.BeginTxFunc(ctx, s.pool, options, func(tx pgx.Tx) error {
+		unnamed, err := unnamedCharges(ctx, tx)
+		if err != nil {
+			return err
 		}
-		c.OK = c.Figure == 0
-		checks = append(checks, c)
+		for _, inv := range invariants {
+			c := Check{Name: inv.name, Meaning: inv.meaning}
+			var args []any
+			if strings.HasPrefix(inv.query, chargesByBudget) {
+				args = unnamed
+			}
+			if err := tx.QueryRow(ctx, inv.query, args...).Scan(&c.Figure); err != nil {
+				return fmt.Errorf("verify %s: %w", inv.name, err)
+			}
+			c.OK = c.Figure == 0
+			checks = append(checks, c)
+		}
+		return nil
+	})
+	return checks, err
+}
+
+// unnamedCharges derives from the deciding events what budgets of known families must carry of requests whose events do not
+// name them, as the arguments of chargesByBudget.
+func unnamedCharges(ctx context.Context, tx pgx.Tx) ([]any, error) {
+	known, err := readFamilies(ctx, tx)
+	if err != nil {
+		return nil, fmt.Errorf("verify: %w", err)
 	}
-	return checks, nil
+	p := &posting{budgets: map[budgetKey]*budgetDelta{}}
+	if len(known) > 0 {
+		if err := eachMissing(ctx, tx, known, p.add); err != nil {
+			return nil, fmt.Errorf("verify: %w", err)
+		}
+	}
+	keys := slices.Collect(maps.Keys(p.budgets))
+	n := len(keys)
+	requests, tokens, money := make([]int64, n), make([]int64, n), make([]int64, n)
+	for i, key := range keys {
+		change := p.budgets[key].change
+		requests[i], tokens[i], money[i] = change.Requests, int64(change.Tokens), int64(change.NanoUSD)
+	}
+	return append(keyArgs(keys), requests, tokens, money), nil
 }
 
 // bodyJSON reads an event's body. JSON may spell a NUL character, which Postgres cannot hold even in passing.
 const bodyJSON = `replace(convert_from(e.body, 'UTF8'), '\u0000', '\ufffd')::json`
 
 // chargesByBudget derives from the deciding events what every budget must carry, and how much of it nobody judged: what a
-// request used beyond what it held, and all of a request that was admitted without Redis.
+// request used beyond what it held, and all of a request that was admitted without Redis, past a limit that refuses nobody, or
+// under a policy without the budget.
 const chargesByBudget = `
-WITH charged AS (
+WITH counted AS (
     SELECT CASE WHEN c ->> 'tier' IN ('app', 'key', 'user') THEN r.app ELSE '' END AS app,
         c ->> 'subject' AS subject, c ->> 'period' AS period,
         coalesce((c ->> 'start')::timestamptz, 'epoch') AS window_start,
-        sum(r.charged_requests) AS requests, sum(r.charged_tokens) AS tokens, sum(r.charged_nanousd) AS nanousd,
-        sum(greatest(r.charged_requests - h.requests, 0)) AS over_requests,
-        sum(greatest(r.charged_tokens - h.tokens, 0)) AS over_tokens,
-        sum(greatest(r.charged_nanousd - h.nanousd, 0)) AS over_nanousd
+        r.charged_requests AS requests, r.charged_tokens AS tokens, r.charged_nanousd AS nanousd,
+        greatest(r.charged_requests - h.requests, 0) AS over_requests,
+        greatest(r.charged_tokens - h.tokens, 0) AS over_tokens,
+        greatest(r.charged_nanousd - h.nanousd, 0) AS over_nanousd
     FROM reservations r
     JOIN events e ON e.event_id = r.reservation_id || CASE r.state WHEN 'settled' THEN ':used' ELSE ':expired' END AND e.day = r.day
     CROSS JOIN LATERAL (SELECT
-        CASE WHEN 'degraded' = ANY(r.flags) THEN 0 ELSE r.held_requests END AS requests,
-        CASE WHEN 'degraded' = ANY(r.flags) THEN 0 ELSE r.held_tokens END AS tokens,
-        CASE WHEN 'degraded' = ANY(r.flags) THEN 0 ELSE r.held_nanousd END AS nanousd) h
+        CASE WHEN r.flags && '{degraded,flagged,shadow}' THEN 0 ELSE r.held_requests END AS requests,
+        CASE WHEN r.flags && '{degraded,flagged,shadow}' THEN 0 ELSE r.held_tokens END AS tokens,
+        CASE WHEN r.flags && '{degraded,flagged,shadow}' THEN 0 ELSE r.held_nanousd END AS nanousd) h
     CROSS JOIN LATERAL json_array_elements(` + bodyJSON + ` -> 'reservation' -> 'counters') AS c
     WHERE r.state IN ('settled', 'expired')
+    UNION ALL
+    SELECT n.*, n.requests, n.tokens, n.nanousd
+    FROM unnest($1::text[], $2::text[], $3::text[], $4::timestamptz[], $5::bigint[], $6::bigint[], $7::bigint[])
+        AS n (app, subject, period, window_start, requests, tokens, nanousd)
+), charged AS (
+    SELECT app, subject, period, window_start,
+        sum(requests) AS requests, sum(tokens) AS tokens, sum(nanousd) AS nanousd,
+        sum(over_requests) AS over_requests, sum(over_tokens) AS over_tokens, sum(over_nanousd) AS over_nanousd
+    FROM counted
     GROUP BY 1, 2, 3, 4
 )`
 
