@@ -53,20 +53,48 @@ func counterKey(app string, c *ledger.Counter) string {
 	return b.String()
 }
 
-// inflightKey is the set of requests in flight under a concurrency limit.
-func inflightKey(app string, r *ledger.Rate) string {
-	return tag(slotOf(app, r.Tier)) + "inflight:" + r.Limit + ":" + r.Subject
-}
+// How the scripts call the kinds of rate. Whatever may differ in the form of its state is a kind of its own.
+const (
+	kindBucket      = "bucket"
+	kindLog         = "log" // of requests, counted
+	kindWeightedLog = "weighted_log"
+	kindWindow      = "window"
+	kindSliding     = "sliding"
+	kindInflight    = "inflight"
+)
 
-// rateKeys are the one or two keys that hold the state of a rate. The algorithm is in the name, so a limit that changes its
-// algorithm never meets state of another type.
-func rateKeys(app string, r *ledger.Rate) []string {
-	prefix := tag(slotOf(app, r.Tier))
-	name := ":" + r.Limit + ":" + r.Subject
+// kindOf is "" for an algorithm that the scripts do not know.
+func kindOf(r *ledger.Rate) string {
 	switch r.Algorithm {
 	case ledger.AlgorithmTokenBucket:
-		return []string{prefix + "bucket:" + string(r.Unit) + name}
+		return kindBucket
+	case ledger.AlgorithmSlidingLog:
+		if r.Unit == ledger.UnitRequests {
+			return kindLog
+		}
+		return kindWeightedLog
+	case ledger.AlgorithmFixedWindow:
+		return kindWindow
+	case ledger.AlgorithmSlidingCounter:
+		return kindSliding
+	case ledger.AlgorithmConcurrency:
+		return kindInflight
 	default:
-		return []string{prefix + "log:" + string(r.Unit) + name, prefix + "sum:" + string(r.Unit) + name}
+		return ""
+	}
+}
+
+// rateKeys are the keys that hold the state of a rate: a string, a sorted set, or both; "" where it has none. The kind is in the
+// name, so a limit that changes its algorithm never meets state of another type.
+func rateKeys(app string, r *ledger.Rate) (text, set string) {
+	name := string(r.Unit) + ":" + r.Limit + ":" + r.Subject
+	prefix := tag(slotOf(app, r.Tier))
+	switch kind := kindOf(r); kind {
+	case kindBucket, kindWindow, kindSliding:
+		return prefix + kind + ":" + name, ""
+	case kindWeightedLog:
+		return prefix + "sum:" + name, prefix + "log:" + name
+	default:
+		return "", prefix + kind + ":" + name
 	}
 }

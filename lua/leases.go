@@ -82,7 +82,7 @@ func (s *Scripts) renewLeases(ctx context.Context, leases []Lease) error {
 		}
 	}
 	keys := len(args) - 3
-	args = append(args, len(sets), LeaseTTL.Milliseconds())
+	args = append(args, len(sets), s.leaseTTL.Milliseconds())
 	for i, set := range sets {
 		for _, lease := range set.leases {
 			args = append(args, i+1, lease.ReservationID)
@@ -109,7 +109,7 @@ func leaseSets(leases []Lease) []leaseSet {
 	index := make(map[string]int)
 	var sets []leaseSet
 	for _, lease := range leases {
-		key := inflightKey(lease.App, &lease.Rate)
+		_, key := rateKeys(lease.App, &lease.Rate)
 		i, ok := index[key]
 		if !ok {
 			i = len(sets)

@@ -21,6 +21,11 @@ var (
 	}
 )
 
+func inflightKey(app string, rate *ledger.Rate) string {
+	_, set := rateKeys(app, rate)
+	return set
+}
+
 // leases is every lease of the limit with the instant it lapses at.
 func (s *store) leases(rate ledger.Rate) map[string]time.Time {
 	s.t.Helper()
@@ -102,4 +107,81 @@ func TestLeasesInAKeyOfAWrongType(t *testing.T) {
 	require.Len(t, s.leases(providerInFlight), leaseChunk+1)
 	require.ErrorContains(t, s.ReleaseLeases(t.Context(), leases), "WRONGTYPE")
 	require.Empty(t, s.leases(providerInFlight))
+}
+
+// A lease lapses at its millisecond: among leases that lapse at every one, the figure tells where the edge was.
+func TestTheEdgeOfALeaseIsExact(t *testing.T) {
+	t.Parallel()
+	s := newStore(t).open("a")
+	const n = 500
+	first := time.Now().UnixMilli()
+	var leases []redis.Z
+	for i := range n {
+		leases = append(leases, redis.Z{Score: float64(first + int64(i)), Member: fmt.Sprint(i)})
+	}
+	require.NoError(t, s.redis.ZAdd(t.Context(), inflightKey("a", &appInFlight), leases...).Err())
+	c := &ReserveCall{App: "a", Generation: generation, TTL: time.Minute, Need: ledger.Amounts{Requests: 1}}
+	c.Rates = []Rate{{Rate: appInFlight, Amount: 0}}
+	for i := 0; ; i++ {
+		c.ID = fmt.Sprint("r", i)
+		d := s.reserve(c)
+		require.Equal(t, StatusRefused, d.Status)
+		require.Equal(t, time.Second, d.Rates[0].Wait)
+		require.Equal(t, max(0, n-1-(d.Now.UnixMilli()-first)), d.Rates[0].Used)
+		if d.Rates[0].Used == 0 {
+			break
+		}
+	}
+	c.ID, c.Rates[0].Amount = "one", 1
+	d := s.reserve(c)
+	require.Equal(t, StatusAllowed, d.Status)
+	require.Equal(t, map[string]time.Time{"one": d.Now.Truncate(time.Millisecond).Add(LeaseTTL)}, s.leases(appInFlight), "those that lapsed are gone")
+	s.requireTTLs()
+}
+
+// A gateway died: what it had in flight comes free by itself. While it lives, a renewal keeps its place.
+func TestALeaseThatIsNotRenewedComesFree(t *testing.T) {
+	t.Parallel()
+	s := newStore(t).open("a")
+	s.leaseTTL = 60 * time.Millisecond
+	c := &ReserveCall{ID: "dead", App: "a", Generation: generation, TTL: time.Minute, Need: ledger.Amounts{Requests: 1}}
+	c.Rates = []Rate{{Rate: appInFlight, Amount: 2}}
+	dead := s.reserve(c)
+	require.Equal(t, StatusAllowed, dead.Status)
+	c.ID = "alive"
+	alive := s.reserve(c)
+	require.Equal(t, StatusAllowed, alive.Status)
+	for i := 0; ; i++ {
+		require.NoError(t, s.RenewLeases(t.Context(), []Lease{{"a", appInFlight, "alive"}}))
+		c.ID, c.Rates[0].Amount = fmt.Sprint(i), 1
+		d := s.reserve(c)
+		require.Equal(t, StatusRefused, d.Status, "one is alive")
+		lapsed := !d.Now.Before(dead.Now.Truncate(time.Millisecond).Add(s.leaseTTL))
+		require.Equal(t, map[bool]int64{true: 1, false: 2}[lapsed], d.Rates[0].Used)
+		if lapsed && d.Now.After(alive.Now.Add(3*s.leaseTTL)) {
+			break
+		}
+	}
+}
+
+// After a loss nothing is admitted until every gateway has renewed its leases; then those are back.
+func TestLostLeasesAreBackBeforeAnythingIsAdmitted(t *testing.T) {
+	t.Parallel()
+	s := newStore(t).open("a")
+	s.leaseTTL = 60 * time.Millisecond
+	require.NoError(t, s.Scripts.Rebuild(t.Context(), RebuildCall{Slot: "a", Generation: generation, Active: true}))
+	lost := s.lost("a")
+	c := &ReserveCall{App: "a", Generation: generation, TTL: time.Minute, Need: ledger.Amounts{Requests: 1}}
+	c.Rates = []Rate{{Rate: appInFlight, Amount: 2}}
+	for i := 0; ; i++ {
+		require.NoError(t, s.RenewLeases(t.Context(), []Lease{{"a", appInFlight, "before the loss"}}))
+		c.ID = fmt.Sprint(i)
+		d := s.reserve(c)
+		if !d.Now.Before(lost.Add(s.leaseTTL)) {
+			require.Equal(t, StatusAllowed, d.Status)
+			require.EqualValues(t, 1, d.Rates[0].Used)
+			return
+		}
+		require.Equal(t, RateState{Used: 2, Wait: lost.Add(s.leaseTTL).Sub(d.Now)}, d.Rates[0])
+	}
 }

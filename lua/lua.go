@@ -6,6 +6,14 @@
 // its deadline) says what is held and on which counters; an amount is never held without one. When a reservation ends, a
 // tombstone stays for a minute, so that a reserve that arrives late cannot hold anything for it.
 //
+// A rate's state is of one of six kinds, each with its own keys: a bucket, a fixed window and a sliding counter are one string,
+// a log of requests and the requests in flight one sorted set, a log of tokens a set and its sum. A request in flight is a
+// lease that lapses LeaseTTL after its reserve or its last renewal, so what a dead gateway had comes free by itself. When a
+// reservation ends, its lease ends with it, and the other rates of tokens take the difference of spent and held: a bucket at
+// once, a log at its entry, a window or sliding counter in the (sub-)window that the reservation was charged to, which is found
+// by the time in its record. Where that has gone, or lies before a loss, nothing is corrected. After a loss a rate reads as used
+// up until what it may have admitted before has left its window, or its leases are renewed.
+//
 // A slot (one app, or "shared" for the counters that all apps share) has a mark, written when its counters were last
 // written from Postgres. Without the mark nothing of the slot is believed: Reserve answers StatusRebuild. The mark lives
 // shorter than any counter that has no window end, so a counter that is missing while the mark stands is truly zero.
@@ -41,6 +49,10 @@ const (
 )
 
 var (
+	//go:embed rates.lua
+	ratesSource string
+	//go:embed rate_sets.lua
+	rateSetsSource string
 	//go:embed reserve.lua
 	reserveSource string
 	//go:embed settle.lua
@@ -62,19 +74,20 @@ var ErrCall = errors.New("call cannot be judged")
 // Scripts runs the scripts on one Redis. It is safe for concurrent use and owns no goroutine; the client belongs to the
 // caller.
 type Scripts struct {
-	client  redis.UniversalClient
-	reserve script
-	settle  script
-	rebuild script
-	renew   script
+	client   redis.UniversalClient
+	leaseTTL time.Duration // LeaseTTL, shorter in tests
+	reserve  script
+	settle   script
+	rebuild  script
+	renew    script
 }
 
 // New binds the scripts to a client, which should come from Connect: its timeouts are then those of a limiter.
 func New(client redis.UniversalClient) *Scripts {
 	return &Scripts{
-		client:  client,
-		reserve: newScript(reserveSource),
-		settle:  newScript(settleSource),
+		client: client, leaseTTL: LeaseTTL,
+		reserve: newScript(ratesSource + rateSetsSource + reserveSource),
+		settle:  newScript(ratesSource + rateSetsSource + settleSource),
 		rebuild: newScript(rebuildSource),
 		renew:   newScript(renewSource),
 	}

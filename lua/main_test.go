@@ -2,6 +2,7 @@ package lua
 
 import (
 	"context"
+	"errors"
 	"maps"
 	"slices"
 	"strconv"
@@ -64,15 +65,32 @@ func (s *store) reserve(c *ReserveCall) Decision {
 func (s *store) dump() map[string]string {
 	s.t.Helper()
 	all := map[string]string{}
-	for _, key := range s.keys("*") {
-		value, err := s.redis.Dump(s.t.Context(), key).Result()
-		if err == redis.Nil { // expired since
+	each(s, s.keys("*"), func(p redis.Pipeliner, key string) *redis.StringCmd { return p.Dump(s.t.Context(), key) },
+		func(key, value string) { all[key] = value })
+	return all
+}
+
+// each asks about all keys at once, and hands on the answers for those that have not expired since.
+func each[T any, C interface{ Result() (T, error) }](s *store, keys []string, ask func(redis.Pipeliner, string) C, answer func(string, T)) {
+	s.t.Helper()
+	commands := make([]C, len(keys))
+	_, err := s.redis.Pipelined(s.t.Context(), func(p redis.Pipeliner) error {
+		for i, key := range keys {
+			commands[i] = ask(p, key)
+		}
+		return nil
+	})
+	if err != nil {
+		require.ErrorIs(s.t, err, redis.Nil)
+	}
+	for i, key := range keys {
+		value, err := commands[i].Result()
+		if errors.Is(err, redis.Nil) {
 			continue
 		}
 		require.NoError(s.t, err)
-		all[key] = value
+		answer(key, value)
 	}
-	return all
 }
 
 func (s *store) keys(pattern string) []string {
@@ -85,21 +103,20 @@ func (s *store) keys(pattern string) []string {
 // requireTTLs fails where a key would live for ever.
 func (s *store) requireTTLs() {
 	s.t.Helper()
-	for _, key := range s.keys("*") {
-		ttl, err := s.redis.PTTL(s.t.Context(), key).Result()
-		require.NoError(s.t, err)
-		require.NotEqual(s.t, time.Duration(-1), ttl, "%s has no time to live", key)
-	}
+	each(s, s.keys("*"), func(p redis.Pipeliner, key string) *redis.DurationCmd { return p.PTTL(s.t.Context(), key) },
+		func(key string, ttl time.Duration) {
+			require.NotEqual(s.t, time.Duration(-1), ttl, "%s has no time to live", key)
+		})
 }
 
 func (s *store) Reserve(c ledgertest.Reserve) ledgertest.Decision {
 	s.t.Helper()
 	call := ReserveCall{ID: c.ID, App: c.App, Generation: c.Generation, TTL: c.TTL, Need: c.Need, Counters: c.Counters}
 	for _, b := range c.Budgets {
-		call.Budgets = append(call.Budgets, Budget{Counter: b.Counter, Unit: b.Unit, Limit: b.Limit})
+		call.Budgets = append(call.Budgets, Budget(b))
 	}
 	for _, r := range c.Rates {
-		call.Rates = append(call.Rates, Rate{Rate: r.Rate, Amount: r.Amount, Window: r.Window, Burst: r.Burst})
+		call.Rates = append(call.Rates, Rate(r))
 	}
 	s.last = s.reserve(&call)
 	d := ledgertest.Decision{Outcome: map[Status]ledgertest.Outcome{
@@ -119,7 +136,7 @@ func (s *store) Settle(c ledgertest.Settlement) ledgertest.Settled {
 	s.t.Helper()
 	var opens []Open
 	for _, o := range c.Opens {
-		opens = append(opens, Open{o.ID, o.App, o.Held, o.Counters, o.Deadline})
+		opens = append(opens, Open{o.ID, o.App, o.Held, o.Counters, o.Deadline, o.ReservedAt})
 	}
 	var endings []Ending
 	for _, e := range c.Endings {
@@ -148,11 +165,8 @@ func states(rows []ledgertest.Row) []CounterState {
 func (s *store) bucketTimes() map[string]int64 {
 	s.t.Helper()
 	times := map[string]int64{}
-	for _, key := range s.keys("*:bucket:*") {
-		state, err := s.redis.Get(s.t.Context(), key).Result()
-		require.NoError(s.t, err)
-		times[key] = number(s.t, strings.Fields(state)[1])
-	}
+	each(s, s.keys("*:bucket:*"), func(p redis.Pipeliner, key string) *redis.StringCmd { return p.Get(s.t.Context(), key) },
+		func(key, state string) { times[key] = number(s.t, strings.Fields(state)[1]) })
 	return times
 }
 
@@ -160,7 +174,7 @@ func (s *store) Rebuild(c ledgertest.Rebuild) {
 	s.t.Helper()
 	var opens []Open
 	for _, o := range c.Opens {
-		opens = append(opens, Open{o.ID, o.App, o.Held, o.Counters, o.Deadline})
+		opens = append(opens, Open{o.ID, o.App, o.Held, o.Counters, o.Deadline, o.ReservedAt})
 	}
 	require.NoError(s.t, s.Scripts.Rebuild(s.t.Context(), RebuildCall{
 		Slot: c.Slot, Generation: c.Generation, Counters: states(c.Rows), Open: opens, Active: c.Active,
@@ -178,9 +192,7 @@ func (s *store) lost(slot string) time.Time {
 func (s *store) Counters() map[ledgertest.CounterID]ledgertest.Figures {
 	s.t.Helper()
 	all := map[ledgertest.CounterID]ledgertest.Figures{}
-	for _, key := range s.keys("*:budget:*") {
-		fields, err := s.redis.HGetAll(s.t.Context(), key).Result()
-		require.NoError(s.t, err)
+	read := func(key string, fields map[string]string) {
 		amounts := func(prefix string) ledger.Amounts {
 			get := func(unit string) int64 {
 				if text, ok := fields[prefix+unit]; ok {
@@ -194,6 +206,7 @@ func (s *store) Counters() map[ledgertest.CounterID]ledgertest.Figures {
 			all[counterID(s.t, key)] = f
 		}
 	}
+	each(s, s.keys("*:budget:*"), func(p redis.Pipeliner, key string) *redis.MapStringStringCmd { return p.HGetAll(s.t.Context(), key) }, read)
 	return all
 }
 
@@ -220,13 +233,12 @@ func (s *store) openReservations(app string) map[string]time.Time {
 	for _, z := range found {
 		open[z.Member.(string)] = time.UnixMilli(int64(z.Score)).UTC()
 	}
-	for _, key := range s.keys(reservationKey(app, "*")) {
-		record, err := s.redis.Get(s.t.Context(), key).Result()
-		require.NoError(s.t, err)
-		if record != "ended" {
-			records[strings.TrimPrefix(key, reservationKey(app, ""))] = true
-		}
-	}
+	each(s, s.keys(reservationKey(app, "*")), func(p redis.Pipeliner, key string) *redis.StringCmd { return p.Get(s.t.Context(), key) },
+		func(key, record string) {
+			if record != "ended" {
+				records[strings.TrimPrefix(key, reservationKey(app, ""))] = true
+			}
+		})
 	require.ElementsMatch(s.t, slices.Collect(maps.Keys(open)), slices.Collect(maps.Keys(records)))
 	return open
 }
@@ -255,4 +267,17 @@ func (s *store) waitUntil(at time.Time) {
 func TestScriptsConform(t *testing.T) {
 	t.Parallel()
 	ledgertest.Conformance(t, func(t *testing.T) ledgertest.System { return newStore(t) })
+}
+
+// rateNames are the keys of a rate, by what they are.
+func rateNames(r *Rate) map[string]string {
+	names := map[string]string{}
+	text, set := rateKeys("a", &r.Rate)
+	if text != "" {
+		names["string"] = text
+	}
+	if set != "" {
+		names["zset"] = set
+	}
+	return names
 }

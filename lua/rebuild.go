@@ -189,6 +189,9 @@ func (s *Scripts) rebuildChunk(ctx context.Context, slot string, states []heldSt
 func record(app string, o *Open) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%d %d %d %d", o.Held.Requests, o.Held.Tokens, o.Held.NanoUSD, o.Deadline.UnixMilli())
+	if !o.ReservedAt.IsZero() {
+		fmt.Fprintf(&b, " %d", o.ReservedAt.UnixMicro())
+	}
 	for i := range o.Counters {
 		b.WriteByte('\n')
 		b.WriteString(counterKey(app, &o.Counters[i]))

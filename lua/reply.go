@@ -6,24 +6,18 @@ import (
 	"time"
 )
 
-func decodeDecision(reply []any, budgets, rates int) (Decision, error) {
+// decodeDecision reads the reply of reserve.lua; order names the budget that each of the script's is.
+func decodeDecision(reply []any, order []int, rates int) (Decision, error) {
 	if len(reply) < 2 {
 		return Decision{}, fmt.Errorf("%w: %d elements", ErrReply, len(reply))
 	}
 	r := replyReader{reply: reply}
 	d := Decision{Status: Status(r.integer()), Now: time.UnixMicro(r.integer()).UTC()}
 	if d.Status == StatusAllowed || d.Status == StatusRefused {
-		if want := 2 + 3*budgets + 4*rates; len(reply) != want {
-			return Decision{}, fmt.Errorf("%w: %d elements, want %d", ErrReply, len(reply), want)
+		if least := 2 + 2*len(order) + 3*rates; len(reply) < least {
+			return Decision{}, fmt.Errorf("%w: %d elements, want %d", ErrReply, len(reply), least)
 		}
-		d.Budgets = make([]BudgetState, budgets)
-		for i := range d.Budgets {
-			d.Budgets[i] = BudgetState{r.integer() == 1, r.integer(), r.integer()}
-		}
-		d.Rates = make([]RateState, rates)
-		for i := range d.Rates {
-			d.Rates[i] = RateState{r.integer() == 1, r.integer(), r.microseconds(), r.microseconds()}
-		}
+		r.figures(&d, order, rates)
 	} else if len(reply) != 2 || d.Status < 0 || d.Status > StatusHeld {
 		return Decision{}, fmt.Errorf("%w: status %d with %d elements", ErrReply, d.Status, len(reply))
 	}
@@ -31,6 +25,32 @@ func decodeDecision(reply []any, budgets, rates int) (Decision, error) {
 		return Decision{}, r.err
 	}
 	return d, nil
+}
+
+// figures reads what each limit showed, then the places of those without room.
+func (r *replyReader) figures(d *Decision, order []int, rates int) {
+	d.Budgets, d.Rates = make([]BudgetState, len(order)), make([]RateState, rates)
+	for _, i := range order {
+		d.Budgets[i] = BudgetState{true, r.integer(), r.integer()}
+	}
+	for i := range d.Rates {
+		d.Rates[i] = RateState{true, r.integer(), r.microseconds(), r.microseconds()}
+	}
+	if d.Status == StatusRefused && len(r.reply) == 0 && r.err == nil {
+		r.err = fmt.Errorf("%w: refused by no limit", ErrReply)
+	}
+	for last := int64(0); len(r.reply) > 0 && r.err == nil; {
+		place := r.integer()
+		switch budgets := int64(len(order)); {
+		case place <= last || place > budgets+int64(rates):
+			r.err = fmt.Errorf("%w: limit %d of %d after %d", ErrReply, place, budgets+int64(rates), last)
+		case place <= budgets:
+			d.Budgets[order[place-1]].Fits = false
+		default:
+			d.Rates[place-budgets-1].Fits = false
+		}
+		last = place
+	}
 }
 
 // replyReader reads a flat reply of integers and decimal strings; the first element of a wrong type is kept as err.

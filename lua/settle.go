@@ -23,9 +23,13 @@ type Open struct {
 	Held          ledger.Amounts
 	Counters      []ledger.Counter
 	Deadline      time.Time
+	// ReservedAt is Redis's clock at the reserve. Rebuild keeps it, so that fixed windows and sliding counters can be corrected;
+	// zero: they are not. What Settle registers was never charged to a rate, and needs none.
+	ReservedAt time.Time
 }
 
-// Ending is a reservation that has: settled, released or expired. Spent is what it used, zero for a release.
+// Ending is a reservation that has: settled, released or expired. Spent is what it used, zero for a release. Rates are those
+// it was charged to.
 type Ending struct {
 	ReservationID string
 	Counters      []ledger.Counter
@@ -116,99 +120,4 @@ func decodeSettled(reply []any) (SettleResult, error) {
 		return SettleResult{}, r.err
 	}
 	return result, nil
-}
-
-// settleCall gathers the keys and arguments of one run of settle.lua.
-type settleCall struct {
-	app          string
-	index        map[string]int // counter key -> its 1-based place
-	counterKeys  []string
-	counterArgs  []any // five a counter
-	rateKeys     []string
-	openKeys     []string
-	openArgs     []any
-	endingKeys   []string
-	endingArgs   []any
-	corrections  []any
-	nCorrections int
-}
-
-func newSettleCall(app string) *settleCall {
-	return &settleCall{app: app, index: map[string]int{}}
-}
-
-// counter gives the place of a counter, adding it without a version when it was not named by state.
-func (c *settleCall) counter(counter *ledger.Counter) int {
-	key := counterKey(c.app, counter)
-	place, ok := c.index[key]
-	if !ok {
-		c.counterKeys = append(c.counterKeys, key)
-		place = len(c.counterKeys)
-		c.index[key] = place
-		c.counterArgs = append(c.counterArgs, 0, 0, 0, 0, counterTTL(counter.Window).Milliseconds())
-	}
-	return place
-}
-
-func (c *settleCall) state(s *CounterState) {
-	place := c.counter(&s.Counter)
-	copy(c.counterArgs[5*(place-1):], []any{s.Version, s.Used.Requests, int64(s.Used.Tokens), int64(s.Used.NanoUSD)})
-}
-
-func (c *settleCall) open(o *Open) {
-	c.openKeys = append(c.openKeys, reservationKey(c.app, o.ReservationID))
-	c.openArgs = append(c.openArgs, o.ReservationID, o.Deadline.UnixMilli(),
-		o.Held.Requests, int64(o.Held.Tokens), int64(o.Held.NanoUSD), len(o.Counters))
-	for i := range o.Counters {
-		c.openArgs = append(c.openArgs, c.counter(&o.Counters[i]))
-	}
-}
-
-func (c *settleCall) ending(i int, e *Ending) {
-	c.endingKeys = append(c.endingKeys, reservationKey(c.app, e.ReservationID))
-	c.endingArgs = append(c.endingArgs, e.ReservationID, len(e.Counters))
-	for j := range e.Counters {
-		c.endingArgs = append(c.endingArgs, c.counter(&e.Counters[j]))
-	}
-	// Requests are counted when they are admitted; only tokens are known better afterwards.
-	for j := range e.Rates {
-		if e.Rates[j].Unit != ledger.UnitTokens || e.Held.Tokens == e.Spent.Tokens {
-			continue
-		}
-		kind := 2
-		if e.Rates[j].Algorithm == ledger.AlgorithmTokenBucket {
-			kind = 1
-		}
-		c.corrections = append(c.corrections, i+1, kind, len(c.rateKeys)+1, sharedFlag(e.Rates[j].Tier),
-			int64(e.Held.Tokens), int64(e.Spent.Tokens))
-		c.nCorrections++
-		c.rateKeys = append(c.rateKeys, rateKeys(c.app, &e.Rates[j])...)
-	}
-}
-
-func (c *settleCall) build() (keys int, args []any) {
-	args = make([]any, 3, 16+len(c.counterKeys)*6+len(c.openArgs)+len(c.endingArgs)+len(c.corrections)+len(c.rateKeys)+
-		len(c.openKeys)+len(c.endingKeys))
-	args = append(args, markKey(c.app), markKey(SharedSlot), deadlinesKey(c.app))
-	for _, group := range [][]string{c.counterKeys, c.rateKeys, c.openKeys, c.endingKeys} {
-		for _, key := range group {
-			args = append(args, key)
-		}
-	}
-	keys = len(args) - 3
-	args = append(args, len(c.counterKeys), len(c.rateKeys), len(c.openKeys), len(c.endingKeys), c.nCorrections,
-		tombstoneTTL.Milliseconds(), recordTTL.Milliseconds())
-	args = append(args, c.counterArgs...)
-	args = append(args, c.openArgs...)
-	args = append(args, c.endingArgs...)
-	args = append(args, c.corrections...)
-	return keys, args
-}
-
-// counterTTL is how long a counter is kept after a change; a window's counter outlives the window.
-func counterTTL(w ledger.Window) time.Duration {
-	if w.End.IsZero() {
-		return totalTTL
-	}
-	return max(time.Until(w.End), 0) + windowGrace
 }

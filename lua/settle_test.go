@@ -26,7 +26,7 @@ func ending(c *ReserveCall, spent ledger.Tokens) Ending {
 }
 
 func opened(c *ReserveCall) Open {
-	return Open{c.ID, c.App, c.Need, c.Counters, time.Now().Add(c.TTL)}
+	return Open{ReservationID: c.ID, App: c.App, Held: c.Need, Counters: c.Counters, Deadline: time.Now().Add(c.TTL)}
 }
 
 func TestCorrectionKeepsALogAlive(t *testing.T) {
@@ -36,10 +36,11 @@ func TestCorrectionKeepsALogAlive(t *testing.T) {
 	require.Equal(t, StatusAllowed, s.reserve(c).Status)
 	require.EqualValues(t, 1, s.settle(nil, ending(c, 3)).Ended)
 	s.requireTTLs()
-	entries, err := s.redis.ZRange(t.Context(), rateKeys("a", &tokenLog)[0], 0, -1).Result()
+	sumKey, log := rateKeys("a", &tokenLog)
+	entries, err := s.redis.ZRange(t.Context(), log, 0, -1).Result()
 	require.NoError(t, err)
 	require.Equal(t, []string{"r:3"}, entries)
-	sum, err := s.redis.Get(t.Context(), rateKeys("a", &tokenLog)[1]).Result()
+	sum, err := s.redis.Get(t.Context(), sumKey).Result()
 	require.NoError(t, err)
 	require.Equal(t, "3", sum)
 }
@@ -76,7 +77,7 @@ func TestCorrectionFindsAnIdleBucket(t *testing.T) {
 	c := fullCall("r")
 	c.Rates = []Rate{{Rate: tokenBucket, Amount: 1000, Window: time.Second, Burst: 1000}}
 	require.Equal(t, StatusAllowed, s.reserve(c).Status)
-	key := rateKeys("a", &tokenBucket)[0]
+	key, _ := rateKeys("a", &tokenBucket)
 	ttl, err := s.redis.PTTL(t.Context(), key).Result()
 	require.NoError(t, err)
 	require.Greater(t, ttl, c.TTL-10*time.Second)

@@ -24,14 +24,16 @@ type Budget struct {
 	Counter int // index into Reserve.Counters
 	Unit    ledger.Unit
 	Limit   int64
+	Soft    bool // never a reason to refuse
 }
 
-// Rate limits a speed, in requests or tokens.
+// Rate limits a speed, in requests or tokens, or how many requests are in flight.
 type Rate struct {
 	ledger.Rate
-	Amount int64 // a window
+	Amount int64 // a window; of requests in flight, the most
 	Window time.Duration
 	Burst  int64 // capacity of a bucket
+	Soft   bool  // never a reason to refuse, and not charged where it does not fit
 }
 
 // Outcome is what became of a Reserve.
@@ -64,7 +66,9 @@ type BudgetFigures struct {
 type RateFigures struct {
 	Fits bool
 	Used int64
-	Wait time.Duration // until the same need would fit, were nothing else to come; 0 if it fits; meaningless if it is above the limit
+	// Wait is how long until the same need would fit, were nothing else to come; 0 if it fits; meaningless if it is above the
+	// limit. Requests in flight have 1 s, for nobody knows.
+	Wait time.Duration
 }
 
 // Row is what the ledger says a counter has used.
@@ -80,9 +84,18 @@ type Open struct {
 	Held     ledger.Amounts
 	Counters []ledger.Counter
 	Deadline time.Time
+	// ReservedAt is when it was reserved; zero where that is not known, or where it never was.
+	ReservedAt time.Time
 }
 
-// Ending is one that has.
+// Lease is the place of one reservation among those in flight under a rate.
+type Lease struct {
+	App  string
+	Rate ledger.Rate
+	ID   string
+}
+
+// Ending is one that has. Rates are those it was charged to.
 type Ending struct {
 	ID          string
 	Counters    []ledger.Counter

@@ -21,11 +21,13 @@ type System interface {
 // Conformance runs every scenario that any implementation must pass. fresh makes an empty system whose clock shows about the
 // real time.
 func Conformance(t *testing.T, fresh func(t *testing.T) System) {
-	for name, scenario := range scenarios {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			scenario(t, &desk{System: fresh(t)})
-		})
+	for _, group := range []map[string]func(t *testing.T, d *desk){scenarios, rateScenarios} {
+		for name, scenario := range group {
+			t.Run(name, func(t *testing.T) {
+				t.Parallel()
+				scenario(t, &desk{System: fresh(t)})
+			})
+		}
 	}
 }
 
@@ -40,8 +42,6 @@ const generation = "g1"
 var (
 	appTotal      = ledger.Counter{Tier: ledger.TierApp, Family: "app", Subject: "app:a", Period: ledger.PeriodTotal}
 	platformTotal = ledger.Counter{Tier: ledger.TierPlatform, Family: "platform", Subject: "platform", Period: ledger.PeriodTotal}
-	appLog        = ledger.Rate{Tier: ledger.TierApp, Limit: "tpm", Subject: "app:a", Algorithm: ledger.AlgorithmSlidingLog, Unit: ledger.UnitTokens}
-	appBucket     = ledger.Rate{Tier: ledger.TierApp, Limit: "tps", Subject: "app:a", Algorithm: ledger.AlgorithmTokenBucket, Unit: ledger.UnitTokens}
 )
 
 func (d *desk) open() {
@@ -77,7 +77,7 @@ func rows(version int64, used ledger.Amounts) []Row {
 var scenarios = map[string]func(t *testing.T, d *desk){
 	"all or nothing": func(t *testing.T, d *desk) {
 		d.open()
-		c := d.call(Budget{0, ledger.UnitRequests, 5}, Budget{1, ledger.UnitUSD, 99})
+		c := d.call(Budget{Counter: 0, Unit: ledger.UnitRequests, Limit: 5}, Budget{Counter: 1, Unit: ledger.UnitUSD, Limit: 99})
 		got := d.Reserve(c)
 		require.Equal(t, Decision{Outcome: Refused, Budgets: []BudgetFigures{{Fits: true}, {}}}, got)
 		require.Empty(t, d.Counters())
@@ -87,7 +87,7 @@ var scenarios = map[string]func(t *testing.T, d *desk){
 	},
 	"the same id holds once": func(t *testing.T, d *desk) {
 		d.open()
-		c := d.call(Budget{0, ledger.UnitRequests, 1})
+		c := d.call(Budget{Counter: 0, Unit: ledger.UnitRequests, Limit: 1})
 		require.Equal(t, Allowed, d.Reserve(c).Outcome)
 		require.Equal(t, Decision{Outcome: Held}, d.Reserve(c))
 		require.Equal(t, c.Need, d.Counters()[IDOf("a", appTotal)].Held)
@@ -112,7 +112,7 @@ var scenarios = map[string]func(t *testing.T, d *desk){
 		require.Equal(t, Settled{Applied: true}, d.Settle(s), "again")
 		require.Equal(t, want, d.Counters())
 
-		over := d.call(Budget{0, ledger.UnitUSD, 332})
+		over := d.call(Budget{Counter: 0, Unit: ledger.UnitUSD, Limit: 332})
 		require.Equal(t, []BudgetFigures{{Used: 333}}, d.Reserve(over).Budgets, "used may pass the limit, the next is refused")
 	},
 	"an older version writes nothing": func(t *testing.T, d *desk) {
@@ -138,17 +138,6 @@ var scenarios = map[string]func(t *testing.T, d *desk){
 		e := c.ended(c.Need)
 		require.Equal(t, Settled{Applied: true, Ended: 1}, d.Settle(Settlement{App: "a", Endings: []Ending{e, e}}))
 		require.Equal(t, other.Need, d.Counters()[IDOf("a", appTotal)].Held)
-	},
-	"a correction does not revive a lost bucket": func(t *testing.T, d *desk) {
-		d.open()
-		c := d.call()
-		c.Rates = []Rate{{appBucket, 1, time.Hour, 100}}
-		require.Equal(t, Allowed, d.Reserve(c).Outcome)
-		d.Rebuild(Rebuild{Slot: "a", Generation: generation, Opens: []Open{c.opened()}, Active: true})
-		require.EqualValues(t, 1, d.Settle(Settlement{App: "a", Endings: []Ending{c.ended(ledger.Amounts{})}}).Ended)
-		next := d.call()
-		next.Rates = c.Rates
-		require.EqualValues(t, 100, d.Reserve(next).Rates[0].Used, "what was lost may have been all of it")
 	},
 	"settling nothing leaves a large figure exact": func(t *testing.T, d *desk) {
 		d.open()
@@ -208,57 +197,6 @@ var scenarios = map[string]func(t *testing.T, d *desk){
 		d.Rebuild(Rebuild{Slot: "a", Generation: generation})
 		require.Empty(t, d.Counters())
 	},
-	"rates start idle, or as if used up": func(t *testing.T, d *desk) {
-		d.open()
-		c := d.call()
-		c.Rates = []Rate{{appLog, 10, time.Hour, 0}, {appBucket, 10, time.Hour, 10}}
-		require.Equal(t, []RateFigures{{Fits: true}, {Fits: true}}, d.Reserve(c).Rates)
-		c.Rates = []Rate{{appLog, 100, time.Hour, 0}, {appBucket, 100, time.Hour, 100}}
-		d.Rebuild(Rebuild{Slot: "a", Generation: generation, Active: true})
-		got := d.Reserve(c)
-		require.Equal(t, Refused, got.Outcome)
-		for i, f := range got.Rates {
-			require.False(t, f.Fits)
-			require.EqualValues(t, 100, f.Used)
-			// The log waits for its window, the bucket for ten of its hundred units.
-			longest := []time.Duration{time.Hour, time.Hour / 10}[i]
-			require.LessOrEqual(t, f.Wait, longest)
-			require.Greater(t, f.Wait, longest-time.Minute)
-		}
-	},
-	"rates take the difference": func(t *testing.T, d *desk) {
-		for _, spent := range []ledger.Tokens{0, 4, 25} {
-			d.open()
-			c := d.call()
-			c.Rates = []Rate{
-				{appLog, 100, time.Hour, 0}, {appBucket, 1, time.Hour, 100},
-			}
-			for i := range c.Rates {
-				c.Rates[i].Limit = fmt.Sprint(c.Rates[i].Limit, spent)
-			}
-			require.Equal(t, Allowed, d.Reserve(c).Outcome)
-			s := Settlement{App: "a", Endings: []Ending{c.ended(ledger.Amounts{Requests: 1, Tokens: spent})}}
-			require.EqualValues(t, 1, d.Settle(s).Ended)
-			require.EqualValues(t, 0, d.Settle(s).Ended)
-			next := d.call()
-			next.Rates = c.Rates
-			for _, f := range d.Reserve(next).Rates {
-				require.EqualValues(t, spent, f.Used)
-			}
-		}
-	},
-	"what was never charged is not corrected": func(t *testing.T, d *desk) {
-		d.open()
-		charged, forced := d.call(), d.call()
-		charged.Rates = []Rate{{appLog, 100, time.Hour, 0}, {appBucket, 1, time.Hour, 100}}
-		forced.Rates = charged.Rates
-		require.Equal(t, Allowed, d.Reserve(charged).Outcome)
-		d.Settle(Settlement{App: "a", Opens: []Open{forced.opened()}})
-		require.EqualValues(t, 1, d.Settle(Settlement{App: "a", Endings: []Ending{forced.ended(ledger.Amounts{})}}).Ended)
-		for _, f := range d.Reserve(func() Reserve { c := d.call(); c.Rates = charged.Rates; return c }()).Rates {
-			require.EqualValues(t, 10, f.Used)
-		}
-	},
 	"budgets are exact to the last unit": func(t *testing.T, d *desk) {
 		for _, edge := range []int64{1, 999_999_999, 1_000_000_000, 999_999_999_999_999, 1e15, 1<<53 - 1, 1 << 53, 1<<53 + 1, 1e18, 1<<63 - 2, 1<<63 - 1} {
 			for _, used := range []int64{0, edge / 3, edge - 1, edge} {
@@ -267,7 +205,7 @@ var scenarios = map[string]func(t *testing.T, d *desk){
 				subject.Subject = fmt.Sprintf("app:%d/%d", edge, used)
 				d.Settle(Settlement{App: "a", Rows: []Row{{subject, ledger.Amounts{NanoUSD: ledger.NanoUSD(used)}, 1}}})
 				c := d.call()
-				c.Counters, c.Budgets = []ledger.Counter{subject}, []Budget{{0, ledger.UnitUSD, edge}}
+				c.Counters, c.Budgets = []ledger.Counter{subject}, []Budget{{Counter: 0, Unit: ledger.UnitUSD, Limit: edge}}
 				left := edge - used
 				if left < 1<<63-1 {
 					c.Need.NanoUSD = ledger.NanoUSD(left + 1)

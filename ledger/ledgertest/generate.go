@@ -43,14 +43,28 @@ func (w World) Rates(app string) []Rate {
 		}
 		return ledger.Rate{Tier: tier, Limit: name, Subject: subject, Algorithm: algorithm, Unit: unit}
 	}
-	const bucket, log = ledger.AlgorithmTokenBucket, ledger.AlgorithmSlidingLog
+	const (
+		bucket, log, window = ledger.AlgorithmTokenBucket, ledger.AlgorithmSlidingLog, ledger.AlgorithmFixedWindow
+		sliding, inflight   = ledger.AlgorithmSlidingCounter, ledger.AlgorithmConcurrency
+		requests, tokens    = ledger.UnitRequests, ledger.UnitTokens
+		ms                  = time.Millisecond
+	)
 	return []Rate{
-		{rate(ledger.TierApp, "rpm", log, ledger.UnitRequests), 6, 40 * time.Millisecond, 0},
-		{rate(ledger.TierApp, "tpm", log, ledger.UnitTokens), 5000, 70 * time.Millisecond, 0},
-		{rate(ledger.TierPlatform, "all-tpm", log, ledger.UnitTokens), 9000, 200 * time.Millisecond, 0},
-		{rate(ledger.TierApp, "rps", bucket, ledger.UnitRequests), 7, 100 * time.Millisecond, 5},
-		{rate(ledger.TierApp, "tps", bucket, ledger.UnitTokens), 3001, 50 * time.Millisecond, 4000},
-		{rate(ledger.TierPlatform, "all-tps", bucket, ledger.UnitTokens), 9973, 150 * time.Millisecond, 6000},
+		{Rate: rate(ledger.TierApp, "rpm", log, requests), Amount: 3, Window: 40 * ms},
+		{Rate: rate(ledger.TierApp, "tpm", log, tokens), Amount: 2500, Window: 70 * ms},
+		{Rate: rate(ledger.TierPlatform, "all-tpm", log, tokens), Amount: 7000, Window: 200 * ms},
+		{Rate: rate(ledger.TierApp, "rps", bucket, requests), Amount: 7, Window: 100 * ms, Burst: 5},
+		{Rate: rate(ledger.TierApp, "tps", bucket, tokens), Amount: 3001, Window: 50 * ms, Burst: 4000},
+		{Rate: rate(ledger.TierPlatform, "all-tps", bucket, tokens), Amount: 9973, Window: 150 * ms, Burst: 6000},
+		{Rate: rate(ledger.TierApp, "rph", window, requests), Amount: 2, Window: 60 * ms},
+		{Rate: rate(ledger.TierApp, "tph", window, tokens), Amount: 2500, Window: 90 * ms},
+		{Rate: rate(ledger.TierPlatform, "all-tph", window, tokens), Amount: 6000, Window: 170 * ms},
+		{Rate: rate(ledger.TierApp, "rpd", sliding, requests), Amount: 2, Window: 50 * ms},
+		// No multiple of twenty microseconds, so the last sub-window is only partly inside.
+		{Rate: rate(ledger.TierApp, "tpd", sliding, tokens), Amount: 2500, Window: 80_007 * time.Microsecond},
+		{Rate: rate(ledger.TierPlatform, "all-tpd", sliding, tokens), Amount: 6000, Window: 190 * ms},
+		{Rate: rate(ledger.TierApp, "busy", inflight, requests), Amount: 2},
+		{Rate: rate(ledger.TierPlatform, "all-busy", inflight, requests), Amount: 3},
 	}
 }
 
@@ -72,11 +86,14 @@ func (w World) Reserve(t *rapid.T, id string) Reserve {
 		for _, unit := range rapid.SliceOfNDistinct(rapid.SampledFrom([]ledger.Unit{
 			ledger.UnitRequests, ledger.UnitTokens, ledger.UnitUSD,
 		}), 0, 3, rapid.ID[ledger.Unit]).Draw(t, "units") {
-			c.Budgets = append(c.Budgets, Budget{len(c.Counters) - 1, unit, w.limit(t, unit)})
+			c.Budgets = append(c.Budgets, Budget{
+				Counter: len(c.Counters) - 1, Unit: unit, Limit: w.limit(t, unit), Soft: rapid.IntRange(0, 4).Draw(t, "soft budget") == 0,
+			})
 		}
 	}
 	rates := w.Rates(app)
-	for _, i := range rapid.SliceOfNDistinct(rapid.IntRange(0, len(rates)-1), 0, 4, rapid.ID[int]).Draw(t, "rates") {
+	for _, i := range rapid.SliceOfNDistinct(rapid.IntRange(0, len(rates)-1), 0, 6, rapid.ID[int]).Draw(t, "rates") {
+		rates[i].Soft = rapid.IntRange(0, 3).Draw(t, "soft rate") == 0
 		c.Rates = append(c.Rates, rates[i])
 	}
 	if len(c.Rates) == 0 && rapid.IntRange(0, 9).Draw(t, "huge") == 0 {

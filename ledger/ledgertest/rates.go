@@ -29,21 +29,40 @@ type entry struct {
 }
 
 func (r *Reference) judge(now time.Time, app string, rate Rate, need int64) RateFigures {
-	if rate.Algorithm == ledger.AlgorithmTokenBucket {
+	switch rate.Algorithm {
+	case ledger.AlgorithmTokenBucket:
 		return r.judgeBucket(now, app, rate, need)
+	case ledger.AlgorithmSlidingLog:
+		return r.judgeLog(now, app, rate, need)
+	case ledger.AlgorithmFixedWindow:
+		return r.judgeWindow(now, app, rate, need)
+	case ledger.AlgorithmSlidingCounter:
+		return r.judgeSliding(now, app, rate, need)
+	default:
+		return r.judgeInflight(now, app, rate)
 	}
-	return r.judgeLog(now, app, rate, need)
 }
 
 func (r *Reference) charge(now time.Time, app, id string, rate Rate, need int64) {
-	if rate.Algorithm == ledger.AlgorithmTokenBucket {
+	key := rateOf(app, rate.Rate)
+	switch rate.Algorithm {
+	case ledger.AlgorithmTokenBucket:
 		b := r.bucketAt(now, app, rate)
 		b.debt.Add(b.debt, whole(need))
-		r.buckets[rateOf(app, rate.Rate)] = b
-		return
+		r.buckets[key] = b
+	case ledger.AlgorithmSlidingLog:
+		r.logs[key] = append(r.logs[key], entry{now, id, need})
+	case ledger.AlgorithmFixedWindow:
+		w := r.windowAt(now, app, rate)
+		w.used += need
+		r.windows[key] = w
+	case ledger.AlgorithmSlidingCounter:
+		s := r.slidingAt(now, app, rate)
+		s.counts[s.newest] += need
+		r.sliding[key] = s
+	default:
+		r.lease(now, Lease{app, rate.Rate, id})
 	}
-	key := rateOf(app, rate.Rate)
-	r.logs[key] = append(r.logs[key], entry{now, id, need})
 }
 
 // bucketAt is the bucket drained up to now. One that may have lost its last requests is as if just used up at the loss.
@@ -114,16 +133,18 @@ func (r *Reference) judgeLog(now time.Time, app string, rate Rate, need int64) R
 	return f
 }
 
-// correct replaces what a reservation held by what it spent. Requests were counted when they were admitted.
-func (r *Reference) correct(now time.Time, app string, e Ending, rate ledger.Rate) {
+// correct replaces what a reservation held by what it spent. Requests were counted when they were admitted. A reservation from
+// before a loss is not known to be in the window that it was charged to.
+func (r *Reference) correct(now time.Time, app string, e Ending, rate ledger.Rate, reserved time.Time) {
 	if rate.Unit != ledger.UnitTokens {
 		return
 	}
-	key := rateOf(app, rate)
+	key, difference := rateOf(app, rate), int64(e.Spent.Tokens-e.Held.Tokens)
+	lost := r.marks[key.slot].lost
 	// A bucket that is older than a loss is replaced at its next use.
-	if b, ok := r.buckets[key]; ok && !b.at.Before(r.marks[key.slot].lost) {
+	if b, ok := r.buckets[key]; ok && !b.at.Before(lost) {
 		b.drainTo(now)
-		b.debt.Add(b.debt, whole(int64(e.Spent.Tokens-e.Held.Tokens)))
+		b.debt.Add(b.debt, whole(difference))
 		if b.debt.Sign() < 0 {
 			b.debt.SetInt64(0)
 		}
@@ -132,6 +153,15 @@ func (r *Reference) correct(now time.Time, app string, e Ending, rate ledger.Rat
 		if r.logs[key][i].id == e.ID {
 			r.logs[key][i].amount = int64(e.Spent.Tokens)
 		}
+	}
+	if reserved.IsZero() || !reserved.After(lost) {
+		return
+	}
+	if w, ok := r.windows[key]; ok && !reserved.Before(w.start) && reserved.Before(w.start.Add(w.length)) {
+		w.used = max(0, w.used+difference)
+	}
+	if s, ok := r.sliding[key]; ok {
+		s.correct(reserved, difference)
 	}
 }
 

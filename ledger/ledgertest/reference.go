@@ -12,11 +12,17 @@ import (
 
 // Reference is the model. Make it with NewReference.
 type Reference struct {
+	// LeaseTTL is how long a request is in flight unless its lease is renewed; 10 s from NewReference.
+	LeaseTTL time.Duration
+
 	marks        map[string]mark
 	counters     map[CounterID]*counter
 	reservations map[reservationID]*reservation
 	buckets      map[rateID]*bucket
 	logs         map[rateID][]entry
+	windows      map[rateID]*window
+	sliding      map[rateID]*sliding
+	inflight     map[rateID]map[string]time.Time // when each lease lapses
 }
 
 type mark struct {
@@ -32,18 +38,20 @@ type counter struct {
 type reservationID struct{ app, id string }
 
 type reservation struct {
-	held     ledger.Amounts
-	counters []CounterID
-	deadline time.Time
-	judged   bool // false: registered without being charged to rates
-	ended    bool
+	held       ledger.Amounts
+	counters   []CounterID
+	deadline   time.Time
+	reservedAt time.Time
+	judged     bool // false: registered without being charged to rates
+	ended      bool
 }
 
 // NewReference is a store without any mark, as an empty one is.
 func NewReference() *Reference {
 	return &Reference{
 		marks: map[string]mark{}, counters: map[CounterID]*counter{}, reservations: map[reservationID]*reservation{},
-		buckets: map[rateID]*bucket{}, logs: map[rateID][]entry{},
+		buckets: map[rateID]*bucket{}, logs: map[rateID][]entry{}, windows: map[rateID]*window{}, sliding: map[rateID]*sliding{},
+		inflight: map[rateID]map[string]time.Time{}, LeaseTTL: 10 * time.Second,
 	}
 }
 
@@ -73,21 +81,24 @@ func (r *Reference) Reserve(now time.Time, c Reserve) Decision {
 		used, held := state.used.In(b.Unit), state.held.In(b.Unit)
 		fits := sum(used, held, c.Need.In(b.Unit)).Cmp(big.NewInt(b.Limit)) <= 0
 		d.Budgets = append(d.Budgets, BudgetFigures{fits, used, held})
-		if !fits {
+		if !fits && !b.Soft {
 			d.Outcome = Refused
 		}
 	}
 	for _, rate := range c.Rates {
 		f := r.judge(now, c.App, rate, c.Need.In(rate.Unit))
 		d.Rates = append(d.Rates, f)
-		if !f.Fits {
+		if !f.Fits && !rate.Soft {
 			d.Outcome = Refused
 		}
 	}
 	if d.Outcome == Allowed {
-		r.hold(c.App, c.ID, c.Need, c.Counters, now.Truncate(time.Millisecond).Add(c.TTL), true)
-		for _, rate := range c.Rates {
-			r.charge(now, c.App, c.ID, rate, c.Need.In(rate.Unit))
+		held := r.hold(c.App, c.ID, c.Need, c.Counters, now.Truncate(time.Millisecond).Add(c.TTL))
+		held.judged, held.reservedAt = true, now
+		for i, rate := range c.Rates {
+			if d.Rates[i].Fits {
+				r.charge(now, c.App, c.ID, rate, c.Need.In(rate.Unit))
+			}
 		}
 	}
 	return d
@@ -102,14 +113,15 @@ func (r *Reference) counter(id CounterID) *counter {
 	return state
 }
 
-func (r *Reference) hold(app, id string, amounts ledger.Amounts, counters []ledger.Counter, deadline time.Time, judged bool) {
-	known := &reservation{held: amounts, deadline: deadline, judged: judged}
+func (r *Reference) hold(app, id string, amounts ledger.Amounts, counters []ledger.Counter, deadline time.Time) *reservation {
+	known := &reservation{held: amounts, deadline: deadline}
 	for _, c := range counters {
 		known.counters = append(known.counters, IDOf(app, c))
 		state := r.counter(IDOf(app, c))
 		state.held = add(state.held, amounts)
 	}
 	r.reservations[reservationID{app, id}] = known
+	return known
 }
 
 // Settle applies what the ledger has committed. It never fails for lack of room.
@@ -127,12 +139,15 @@ func (r *Reference) Settle(now time.Time, s Settlement) Settled {
 	}
 	for _, open := range s.Opens {
 		if _, known := r.reservations[reservationID{s.App, open.ID}]; !known {
-			r.hold(s.App, open.ID, open.Held, open.Counters, open.Deadline, false)
+			r.hold(s.App, open.ID, open.Held, open.Counters, open.Deadline)
 			done.Registered++
 		}
 	}
 	touched := map[CounterID]bool{}
 	for _, ending := range s.Endings {
+		for _, rate := range ending.Rates {
+			delete(r.inflight[rateOf(s.App, rate)], ending.ID)
+		}
 		id := reservationID{s.App, ending.ID}
 		known := r.reservations[id]
 		if known != nil && !known.ended {
@@ -143,7 +158,7 @@ func (r *Reference) Settle(now time.Time, s Settlement) Settled {
 			}
 			for _, rate := range ending.Rates {
 				if known.judged {
-					r.correct(now, s.App, ending, rate)
+					r.correct(now, s.App, ending, rate, known.reservedAt)
 				}
 			}
 			done.Ended++
@@ -198,7 +213,7 @@ func (r *Reference) Rebuild(now time.Time, b Rebuild) {
 		}
 		if b.Slot != Shared {
 			r.reservations[reservationID{b.Slot, open.ID}] = &reservation{
-				held: open.Held, counters: ids, deadline: open.Deadline, judged: true,
+				held: open.Held, counters: ids, deadline: open.Deadline, reservedAt: open.ReservedAt, judged: true,
 			}
 		}
 	}

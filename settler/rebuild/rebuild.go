@@ -207,6 +207,7 @@ func (r *Rebuilder) write(ctx context.Context, session *pg.Session, slot, owner 
 	for _, o := range open {
 		call.Open = append(call.Open, lua.Open{
 			ReservationID: o.Reservation.ID, App: o.App, Held: o.Reservation.Held, Counters: o.Reservation.Counters, Deadline: o.Reservation.Deadline,
+			ReservedAt: o.Reservation.ReservedAt,
 		})
 	}
 	return r.scripts.Rebuild(ctx, call)

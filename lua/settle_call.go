@@ -1,0 +1,138 @@
+package lua
+
+import (
+	"time"
+
+	"tollgate/ledger"
+)
+
+// settleCall gathers the keys and arguments of one run of settle.lua.
+type settleCall struct {
+	app          string
+	index        map[string]int // counter key -> its 1-based place
+	counterKeys  []string
+	counterArgs  []any // five a counter
+	strings      keyList
+	sets         keyList
+	leaseSets    keyList
+	leases       [][]any // ids, by lease set
+	openKeys     []string
+	openArgs     []any
+	endingKeys   []string
+	endingArgs   []any
+	corrections  []any
+	nCorrections int
+}
+
+// keyList is a list of distinct keys.
+type keyList struct {
+	keys  []string
+	index map[string]int
+}
+
+// place is the 1-based place of the key, 0 for none.
+func (l *keyList) place(key string) int {
+	if key == "" {
+		return 0
+	}
+	place, ok := l.index[key]
+	if !ok {
+		if l.index == nil {
+			l.index = map[string]int{}
+		}
+		l.keys = append(l.keys, key)
+		place = len(l.keys)
+		l.index[key] = place
+	}
+	return place
+}
+
+func newSettleCall(app string) *settleCall {
+	return &settleCall{app: app, index: map[string]int{}}
+}
+
+// counter gives the place of a counter, adding it without a version when it was not named by state.
+func (c *settleCall) counter(counter *ledger.Counter) int {
+	key := counterKey(c.app, counter)
+	place, ok := c.index[key]
+	if !ok {
+		c.counterKeys = append(c.counterKeys, key)
+		place = len(c.counterKeys)
+		c.index[key] = place
+		c.counterArgs = append(c.counterArgs, 0, 0, 0, 0, counterTTL(counter.Window).Milliseconds())
+	}
+	return place
+}
+
+func (c *settleCall) state(s *CounterState) {
+	place := c.counter(&s.Counter)
+	copy(c.counterArgs[5*(place-1):], []any{s.Version, s.Used.Requests, int64(s.Used.Tokens), int64(s.Used.NanoUSD)})
+}
+
+func (c *settleCall) open(o *Open) {
+	c.openKeys = append(c.openKeys, reservationKey(c.app, o.ReservationID))
+	c.openArgs = append(c.openArgs, o.ReservationID, o.Deadline.UnixMilli(),
+		o.Held.Requests, int64(o.Held.Tokens), int64(o.Held.NanoUSD), len(o.Counters))
+	for i := range o.Counters {
+		c.openArgs = append(c.openArgs, c.counter(&o.Counters[i]))
+	}
+}
+
+func (c *settleCall) ending(i int, e *Ending) {
+	c.endingKeys = append(c.endingKeys, reservationKey(c.app, e.ReservationID))
+	c.endingArgs = append(c.endingArgs, e.ReservationID, len(e.Counters))
+	for j := range e.Counters {
+		c.endingArgs = append(c.endingArgs, c.counter(&e.Counters[j]))
+	}
+	for j := range e.Rates {
+		c.rate(i, e, &e.Rates[j])
+	}
+}
+
+// rate ends a lease, or corrects what was charged. Requests are counted when they are admitted; only tokens are known better
+// afterwards.
+func (c *settleCall) rate(i int, e *Ending, r *ledger.Rate) {
+	text, set := rateKeys(c.app, r)
+	switch kind := kindOf(r); {
+	case kind == kindInflight:
+		place := c.leaseSets.place(set)
+		if place > len(c.leases) {
+			c.leases = append(c.leases, nil)
+		}
+		c.leases[place-1] = append(c.leases[place-1], e.ReservationID)
+	case kind != "" && r.Unit == ledger.UnitTokens && e.Held.Tokens != e.Spent.Tokens:
+		c.corrections = append(c.corrections, i+1, kind, c.strings.place(text), c.sets.place(set), slotName(r.Tier),
+			int64(e.Held.Tokens), int64(e.Spent.Tokens))
+		c.nCorrections++
+	}
+}
+
+func (c *settleCall) build() (keys int, args []any) {
+	args = make([]any, 3, 24+len(c.counterKeys)*6+len(c.openArgs)+len(c.endingArgs)+len(c.corrections)+len(c.strings.keys)+
+		len(c.sets.keys)+2*len(c.leases)+len(c.openKeys)+2*len(c.endingKeys))
+	args = append(args, markKey(c.app), markKey(SharedSlot), deadlinesKey(c.app))
+	for _, group := range [][]string{c.counterKeys, c.strings.keys, c.sets.keys, c.leaseSets.keys, c.openKeys, c.endingKeys} {
+		for _, key := range group {
+			args = append(args, key)
+		}
+	}
+	keys = len(args) - 3
+	args = append(args, len(c.counterKeys), len(c.strings.keys), len(c.sets.keys), len(c.leases), len(c.openKeys),
+		len(c.endingKeys), c.nCorrections, tombstoneTTL.Milliseconds(), recordTTL.Milliseconds())
+	args = append(args, c.counterArgs...)
+	args = append(args, c.corrections...)
+	for _, ids := range c.leases {
+		args = append(append(args, len(ids)), ids...)
+	}
+	args = append(args, c.openArgs...)
+	args = append(args, c.endingArgs...)
+	return keys, args
+}
+
+// counterTTL is how long a counter is kept after a change; a window's counter outlives the window.
+func counterTTL(w ledger.Window) time.Duration {
+	if w.End.IsZero() {
+		return totalTTL
+	}
+	return max(time.Until(w.End), 0) + windowGrace
+}
