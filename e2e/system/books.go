@@ -11,7 +11,7 @@ import (
 // charge is what the ledger charged for one request, in the simulator's terms.
 type charge struct {
 	state, usage             string
-	input, cached            int64 // cached is part of input
+	input, cached            int64 // what was read from and written to caches is part of input
 	output, reasoning, nanos int64 // reasoning is part of output
 }
 
@@ -109,8 +109,8 @@ func compare(books []sim.Record, charges map[string]charge) comparison {
 
 func (s *System) charges(ctx context.Context) (map[string]charge, error) {
 	const query = `
-SELECT reservation_id, state, usage_state, input_tokens + cached_input_tokens, cached_input_tokens, output_tokens + reasoning_tokens,
-    reasoning_tokens, charged_nanousd
+SELECT reservation_id, state, usage_state, input_tokens + cached_input_tokens + cache_write_5m_tokens + cache_write_1h_tokens,
+    cached_input_tokens, output_tokens + reasoning_tokens, reasoning_tokens, charged_nanousd
 FROM reservations`
 	rows, err := s.Pool.Query(ctx, query)
 	if err != nil {

@@ -51,7 +51,7 @@ func (g *generation) appendPlain(dst []byte) []byte {
 			dst = appendWords(append(dst, `,"text":"`...), 0, words)
 			dst = append(dst, `","logprobs":null,"finish_reason":"`...)
 		}
-		dst = append(append(dst, g.finish...), `"}`...)
+		dst = append(append(dst, g.finishReason()...), `"}`...)
 	}
 	dst = append(dst, ']')
 	if !g.noUsage {
@@ -92,12 +92,12 @@ type events struct {
 	usage string // the usage field of a chunk that is not about usage
 }
 
-func newEvents(g *generation) events {
+func newEvents(g *generation) *events {
 	object := "text_completion"
 	if g.does == endpointChat {
 		object = "chat.completion.chunk"
 	}
-	e := events{g: g}
+	e := &events{g: g}
 	e.head = append(g.appendHead(append(make([]byte, 0, 320), "data: {"...), object), `,"choices":[`...)
 	if g.includeUsage && !g.noUsage {
 		e.usage = `,"usage":null`
@@ -116,6 +116,11 @@ func (e *events) appendStart(dst []byte) []byte {
 		dst = e.appendClose(dst)
 	}
 	return dst
+}
+
+// appendError writes what ends a stream instead.
+func (e *events) appendError(dst []byte) []byte {
+	return append(dst, `data: {"error":{"message":"The server had an error while processing your request.","type":"server_error","param":null,"code":null}}`+"\n\n"...)
 }
 
 // appendPiece writes one chunk of text for a choice.
@@ -140,7 +145,7 @@ func (e *events) appendEnd(dst []byte) []byte {
 		} else {
 			dst = append(dst, `,"text":"","logprobs":null,"finish_reason":"`...)
 		}
-		dst = e.appendClose(append(append(dst, e.g.finish...), `"}]`...))
+		dst = e.appendClose(append(append(dst, e.g.finishReason()...), `"}]`...))
 	}
 	if e.usage != "" {
 		dst = append(append(dst, e.head...), `],"usage":`...)

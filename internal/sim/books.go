@@ -12,6 +12,7 @@ const (
 	endpointChat endpoint = iota
 	endpointCompletions
 	endpointEmbeddings
+	endpointMessages
 )
 
 func (e endpoint) String() string {
@@ -20,6 +21,8 @@ func (e endpoint) String() string {
 		return "chat/completions"
 	case endpointCompletions:
 		return "completions"
+	case endpointMessages:
+		return "messages"
 	default:
 		return "embeddings"
 	}
@@ -33,17 +36,19 @@ const (
 	OutcomeComplete   Outcome = "complete"
 	OutcomeClientLeft Outcome = "client_left" // the caller closed its connection before the end
 	OutcomeCut        Outcome = "cut"         // the simulator closed the connection, because it was told to
+	OutcomeFailed     Outcome = "failed"      // the simulator ended the stream with an error, because it was told to
 )
 
-var outcomes = [...]Outcome{OutcomeComplete, OutcomeClientLeft, OutcomeCut}
+var outcomes = [...]Outcome{OutcomeComplete, OutcomeClientLeft, OutcomeCut, OutcomeFailed}
 
 const (
 	complete uint8 = iota
 	clientLeft
 	cut
+	failed
 )
 
-// Record is one billed request.
+// Record is one billed request. What Anthropic counts beside its input is in InputTokens here, as OpenAI counts it.
 type Record struct {
 	Number          uint64    `json:"number"` // counts from 1, in the order of billing
 	ID              string    `json:"id"`     // of the answer; empty for embeddings, which have none
@@ -52,10 +57,12 @@ type Record struct {
 	APIKeyID        string    `json:"api_key_id"`
 	ProjectID       string    `json:"project_id"`
 	Model           string    `json:"model"`         // dated name
-	Endpoint        string    `json:"endpoint"`      // chat/completions, completions, embeddings
-	InputTokens     int64     `json:"input_tokens"`  // cached included
-	CachedTokens    int64     `json:"cached_tokens"` // part of the input
-	OutputTokens    int64     `json:"output_tokens"` // reasoning included
+	Endpoint        string    `json:"endpoint"`      // chat/completions, completions, embeddings, messages
+	InputTokens     int64     `json:"input_tokens"`  // all of it
+	CachedTokens    int64     `json:"cached_tokens"` // part of the input: read from a cache
+	CacheWrite5m    int64     `json:"cache_write_5m_tokens"`
+	CacheWrite1h    int64     `json:"cache_write_1h_tokens"` // parts of the input: written to a cache
+	OutputTokens    int64     `json:"output_tokens"`         // reasoning included
 	ReasoningTokens int64     `json:"reasoning_tokens"`
 	CostNanoUSD     int64     `json:"cost_nanousd,string"` // exact, in billionths of a dollar
 	Outcome         Outcome   `json:"outcome"`
@@ -73,11 +80,14 @@ type Totals struct {
 	Requests        int64 `json:"requests"`
 	InputTokens     int64 `json:"input_tokens"`
 	CachedTokens    int64 `json:"cached_tokens"`
+	CacheWrite5m    int64 `json:"cache_write_5m_tokens"`
+	CacheWrite1h    int64 `json:"cache_write_1h_tokens"`
 	OutputTokens    int64 `json:"output_tokens"`
 	ReasoningTokens int64 `json:"reasoning_tokens"`
 	CostNanoUSD     int64 `json:"cost_nanousd,string"`
 	ClientLeft      int64 `json:"client_left"`
 	Cut             int64 `json:"cut"`
+	Failed          int64 `json:"failed"`
 	PeakInFlight    int64 `json:"peak_in_flight"`
 }
 
@@ -93,6 +103,7 @@ type entry struct {
 	received, finished int64 // Unix nanoseconds
 	id                 answerKey
 	input, cached      uint32
+	write5m, write1h   uint32
 	output, reasoning  uint32
 	cost               int64
 	textBlock          uint32 // where the two header texts stand
@@ -149,6 +160,7 @@ func (b *books) add(e bill) {
 	b.blocks[last] = append(b.blocks[last], entry{
 		received: e.received.UnixNano(), finished: e.finished.UnixNano(), id: e.id,
 		input: uint32(e.usage.input), cached: uint32(e.usage.cached),
+		write5m: uint32(e.usage.write5m), write1h: uint32(e.usage.write1h),
 		output: uint32(e.usage.output), reasoning: uint32(e.usage.reasoning), cost: cost,
 		textBlock: block, textStart: start, tollgateLen: uint8(len(tollgateID)), clientLen: uint8(len(clientID)),
 		model: e.model, does: e.does, outcome: e.outcome, key: b.nameLocked(e.keyID), project: b.nameLocked(e.project),
@@ -157,6 +169,8 @@ func (b *books) add(e bill) {
 	t.Requests++
 	t.InputTokens += e.usage.input
 	t.CachedTokens += e.usage.cached
+	t.CacheWrite5m += e.usage.write5m
+	t.CacheWrite1h += e.usage.write1h
 	t.OutputTokens += e.usage.output
 	t.ReasoningTokens += e.usage.reasoning
 	t.CostNanoUSD += cost
@@ -165,6 +179,8 @@ func (b *books) add(e bill) {
 		t.ClientLeft++
 	case cut:
 		t.Cut++
+	case failed:
+		t.Failed++
 	}
 }
 
@@ -227,7 +243,7 @@ func (v view) record(i int) Record {
 		Number: uint64(i) + 1, ReceivedAt: time.Unix(0, e.received).UTC(), FinishedAt: time.Unix(0, e.finished).UTC(),
 		APIKeyID: v.names[e.key], ProjectID: v.names[e.project],
 		Model: models[e.model].name, Endpoint: e.does.String(),
-		InputTokens: int64(e.input), CachedTokens: int64(e.cached),
+		InputTokens: int64(e.input), CachedTokens: int64(e.cached), CacheWrite5m: int64(e.write5m), CacheWrite1h: int64(e.write1h),
 		OutputTokens: int64(e.output), ReasoningTokens: int64(e.reasoning), CostNanoUSD: e.cost,
 		Outcome: outcomes[e.outcome], ClientLeft: e.outcome == clientLeft,
 		TollgateRequestID: string(text[:e.tollgateLen]),

@@ -65,6 +65,8 @@ func TestCostIsExact(t *testing.T) {
 		want.Add(want, dollarsFor(cached, 234_567)).Add(want, dollarsFor(p.output, 99_999_999))
 		require.Zero(t, want.Cmp(big.NewRat(models[i].cost(u), 1_000_000_000)), p.alias)
 	}
+	written := usage{input: 100, cached: 20, write5m: 30, write1h: 7, output: 9}
+	require.EqualValues(t, 43*1_000+20*100+30*1_250+7*2_000+9*5_000, models[modelIndex["claude-haiku-4-5"]].cost(written))
 	require.Panics(t, func() { nanoPerToken("0.0001") }, "a tenth of a nano-dollar")
 	require.Panics(t, func() { nanoPerToken("free") })
 }

@@ -69,7 +69,7 @@ func countPart(part gjson.Result) int64 {
 	switch part.Get("type").Str {
 	case "text":
 		return countText(part.Get("text").Str)
-	case "image_url":
+	case "image_url", "image":
 		return tokensPerImage
 	default:
 		return countText(part.Raw)

@@ -1,5 +1,5 @@
-// Package sim is a model provider for development and tests: it answers as the OpenAI API does, bills what it answers in
-// books of its own, and serves those books as OpenAI's usage and costs reports.
+// Package sim is a model provider for development and tests: it answers as the OpenAI API and Anthropic's messages do, bills what
+// it answers in books of its own, and serves those books as OpenAI's usage and costs reports.
 //
 // Its token counts, prices and sums are worked out here alone, so that a ledger which agrees with the books agrees for a
 // reason. No package of the gateway, the settler or the ledger is imported, and none may be.
@@ -10,6 +10,8 @@
 //	POST /v1/completions        plain and streamed, n choices for each prompt
 //	POST /v1/embeddings         a text, texts, a list of token ids, lists of token ids; float and base64
 //	GET  /v1/models[/{id}]
+//	POST /v1/messages           plain and streamed, thinking, caches, the call of a tool; asks for an anthropic-version
+//	POST /v1/messages/count_tokens, free
 //
 //	GET  /v1/organization/usage/completions, /v1/organization/usage/embeddings, /v1/organization/costs
 //	                            start_time, end_time, bucket_width, limit, page, group_by and the provider's filters;
@@ -27,21 +29,27 @@
 // A test says how a request is answered by headers, by a directive in the last user message (the last prompt or input of
 // the other endpoints), or for all requests through POST /sim/control and Server.SetDefaults. All take the same settings:
 //
-//	prompt_tokens=60       input tokens used, instead of counting
+//	prompt_tokens=60       input tokens used, instead of counting, caches included
 //	completion_tokens=40   output tokens used by all choices together, reasoning included
 //	cached_tokens=10       part of the input that came from the cache
-//	reasoning_tokens=5     part of the output that is not shown
+//	cache_write_5m=8       part of the input that went into a cache of five minutes (messages)
+//	cache_write_1h=8       the same of an hour
+//	reasoning_tokens=5     part of the output that is not shown; in messages it is thinking, which is: a quarter of the output
+//	                       where the body asks for thinking and nothing else is set
 //	latency=50ms           wait before the first byte, and before an error
 //	chunk_delay=2ms        wait before each chunk of a stream but the first
 //	chunks=20              chunks with text in a stream, for each choice
 //	status=429             answer with this error
-//	error=some_code        the error's code; alone it means status 500
+//	error=some_code        the error's code, in messages its type; alone it means status 500
+//	error_after=3          end a stream with an error event after so many chunks with text
+//	finish=refusal         why the answer ended
+//	use_tool               call the first tool of a message that has one, as a tool_choice of any or tool does, too
 //	retry_after=3          seconds in the error's Retry-After header
 //	cut_after=7            close the connection after so many chunks with text; 0 closes it before the first byte;
 //	                       a plain answer is cut in the middle of its body
 //	no_usage               say nothing about usage, whoever asks (it is billed all the same)
 //	zero_usage             say that nothing was used, and bill nothing
-//	no_done                end a stream without its [DONE]
+//	no_done                end a stream without its [DONE] or message_stop
 //
 // As a header: "X-Sim-Prompt-Tokens: 60". As a directive: "[[sim prompt_tokens=60 no_done]]". A flag without a value is
 // set; "no_done=false" unsets it. A header counts over a directive, a directive over the defaults. A setting that cannot be
@@ -51,8 +59,8 @@
 //
 // A list of token ids counts exactly. In text, a run of ASCII letters and digits is one token for every six characters
 // begun, every other character that is not a space is one token. A chat message is 3 tokens, its role, its text, 85 for each
-// image, and the JSON text of any other field; tools and response_format count as their JSON text; the answer's opening is
-// 3 more. Output is what the request allows, at most Config.OutputTokens a choice. Each word of an answer is one token by the
+// image, and the JSON text of any other field; tools and response_format count as their JSON text, system as its text; the
+// answer's opening is 3 more. Output is what the request allows, at most Config.OutputTokens a choice. Each word of an answer is one token by the
 // same rule; an answer longer than 4,096 words repeats its usage but not its text.
 //
 // # Billing
@@ -60,15 +68,15 @@
 // A request that is answered is recorded once, before the last byte is sent: who has the whole answer finds it in the
 // books. What has no answer but an error is not billed. The rest of the rules:
 //
-//   - A stream that its reader left, or that cut_after cut, is billed the input and what was generated until then: nothing
-//     before the first chunk, then all reasoning and the text of each chunk that was written. A chunk counts when the
-//     operating system took it, whether or not the reader ever saw it.
+//   - A stream that its reader left, that cut_after cut or that error_after ended is billed the input and what was generated
+//     until then: nothing before the first chunk, then all reasoning and the text of each chunk that was written. A chunk
+//     counts when the operating system took it, whether or not the reader ever saw it.
 //   - A plain answer is generated as a whole before it is sent, so it is billed as a whole, also when the caller left while
 //     waiting, or when it is cut.
 //   - Reports put a request in the bucket of its end.
 //
 // # Not guaranteed
 //
-// Nothing is kept on disk. Rate limits are shown in headers and never enforced. best_of, batch, audio and tools have no effect
-// on the answer.
+// Nothing is kept on disk. Rate limits are shown in headers and never enforced. best_of, batch and audio have no effect
+// on the answer, nor have tools outside messages. Messages are in the books and in no report yet.
 package sim

@@ -42,7 +42,7 @@ func (s *Server) serveEmbeddings(w http.ResponseWriter, c *call) *apiError {
 		if !here {
 			return nil
 		}
-		return b.demanded()
+		return b.refusal()
 	}
 	s.embed(w, c, &a, &b, b.charged(u), here)
 	return nil
@@ -115,7 +115,7 @@ func (s *Server) embed(w http.ResponseWriter, c *call, a *ask, b *behaviour, u u
 	*buffer = append(dst, "}\n"...)
 	header := w.Header()
 	header["Content-Type"] = jsonType
-	describe(header, c, u.input)
+	describeOpenAI(header, c, u.input)
 	if outcome == cut {
 		sendHalf(w, *buffer)
 	}
@@ -181,13 +181,13 @@ func (s *Server) serveModels(w http.ResponseWriter, c *call) *apiError {
 	var body []byte
 	if one {
 		at, known := modelIndex[name]
-		if !known {
+		if !known || models[at].does == endpointMessages {
 			return unknownModel(name)
 		}
 		body = appendModel(body, name, models[at].created)
 	} else {
 		body = append(body, `{"object":"list","data":[`...)
-		for i, m := range models {
+		for i, m := range models[:len(priceList)] { // the rest are another provider's
 			if i > 0 {
 				body = append(body, ',')
 			}

@@ -10,6 +10,7 @@ type apiError struct {
 	status               int
 	message, param, code string
 	kind                 string // the error's "type"; empty means by status
+	named                string // the code that the settings of the request give
 	retryAfter           int    // seconds; unset: no header
 }
 
@@ -17,9 +18,9 @@ func badRequest(message, param, code string) *apiError {
 	return &apiError{status: http.StatusBadRequest, message: message, param: param, code: code, retryAfter: unset}
 }
 
-// demanded is the error that a request asked for by its settings.
-func (b *behaviour) demanded() *apiError {
-	e := &apiError{status: b.status, code: b.errorCode, retryAfter: b.retryAfter}
+// refusal is the error that a request asked for by its settings.
+func (b *behaviour) refusal() *apiError {
+	e := &apiError{status: b.status, code: b.errorCode, retryAfter: b.retryAfter, named: b.errorCode}
 	switch {
 	case b.status == http.StatusTooManyRequests:
 		e.message, e.kind = "Rate limit reached for requests. Please try again later.", "requests"
@@ -30,7 +31,7 @@ func (b *behaviour) demanded() *apiError {
 			e.message = "You exceeded your current quota, please check your plan and billing details."
 			e.kind = "insufficient_quota"
 		}
-	case b.status == http.StatusServiceUnavailable:
+	case b.status == http.StatusServiceUnavailable || b.status == statusOverloaded:
 		e.message = "The server is currently overloaded with other requests. Sorry about that!"
 	case b.status >= 500:
 		e.message = "The server had an error while processing your request. Sorry about that!"
@@ -104,6 +105,8 @@ func wrongModel(m *model, asked endpoint) *apiError {
 	case endpointCompletions:
 		e.message = "This is not a completions model and thus not supported in the v1/completions endpoint." +
 			" Did you mean to use v1/" + m.does.String() + "?"
+	case endpointMessages:
+		e.message, e.param = "model: "+m.alias, ""
 	default:
 		e.status, e.param = http.StatusForbidden, ""
 		e.message = "You are not allowed to generate embeddings from this model"

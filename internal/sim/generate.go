@@ -16,8 +16,43 @@ type generation struct {
 	usage   usage // what of that is told and billed
 	choices int   // all of them, over all prompts
 	pieces  int   // chunks with text over all choices
-	finish  string
+	bounded bool  // the request allows no more
 	created int64
+}
+
+// finishReason is why a choice ended.
+func (g *generation) finishReason() string {
+	switch {
+	case g.finish != "":
+		return g.finish
+	case g.bounded:
+		return "length"
+	default:
+		return "stop"
+	}
+}
+
+// whole is the answer as one JSON object.
+func (g *generation) appendWhole(dst []byte) []byte {
+	if g.does == endpointMessages {
+		return g.appendMessage(dst)
+	}
+	return g.appendPlain(dst)
+}
+
+// narration writes the events of a stream.
+type narration interface {
+	appendStart(dst []byte) []byte
+	appendPiece(dst []byte, choice int, from, to int64) []byte // a chunk of text
+	appendEnd(dst []byte) []byte
+	appendError(dst []byte) []byte // instead of the end
+}
+
+func (g *generation) narration() narration {
+	if g.does == endpointMessages {
+		return newMessageEvents(g)
+	}
+	return newEvents(g)
 }
 
 func (s *Server) serveChat(w http.ResponseWriter, c *call) *apiError {
@@ -69,17 +104,20 @@ func (s *Server) generate(w http.ResponseWriter, c *call, a ask, choices int) *a
 	if refused != nil {
 		return refused
 	}
-	perChoice, finish := s.cfg.OutputTokens, "stop"
+	perChoice, bounded := s.cfg.OutputTokens, false
 	if a.maxOutput != unset && a.maxOutput < perChoice {
-		perChoice, finish = a.maxOutput, "length"
+		perChoice, bounded = a.maxOutput, true
 	}
 	u, err := b.usage(usage{input: a.tokens, output: perChoice * int64(choices)})
 	if err != nil {
 		return badRequest("simulator: "+err.Error(), "", "invalid_setting")
 	}
+	if a.thinks && b.reasoning == unset {
+		u.reasoning = u.output / 4
+	}
 	g := generation{
 		ask: a, behaviour: b, call: c, key: newAnswerKey(), made: u, usage: b.charged(u), choices: choices, pieces: choices * b.chunks,
-		finish: finish, created: c.received.Unix(),
+		bounded: bounded, created: c.received.Unix(),
 	}
 	here := wait(c.request.Context(), c.started, b.latency)
 	switch {
@@ -87,7 +125,7 @@ func (s *Server) generate(w http.ResponseWriter, c *call, a ask, choices int) *a
 		if !here {
 			return nil // nobody to tell, nothing to bill
 		}
-		return b.demanded()
+		return b.refusal()
 	case a.stream:
 		s.stream(w, &g, here)
 	default:
@@ -130,10 +168,10 @@ func (s *Server) plain(w http.ResponseWriter, g *generation, here bool) {
 	}
 	buffer := takeBuffer()
 	defer giveBack(buffer)
-	*buffer = g.appendPlain(*buffer)
+	*buffer = g.appendWhole(*buffer)
 	header := w.Header()
 	header["Content-Type"] = jsonType
-	describe(header, g.call, g.usage.input+g.usage.output)
+	g.does.manner().describe(header, g.call, g.usage.input+g.usage.output)
 	if outcome == cut {
 		sendHalf(w, *buffer)
 	}
@@ -162,18 +200,22 @@ func (s *Server) stream(w http.ResponseWriter, g *generation, here bool) {
 	header := w.Header()
 	header["Content-Type"] = streamType
 	header["Cache-Control"] = noCache
-	describe(header, g.call, g.usage.input+g.usage.output)
+	g.does.manner().describe(header, g.call, g.usage.input+g.usage.output)
 	w.WriteHeader(http.StatusOK)
 
 	buffer := takeBuffer()
 	defer giveBack(buffer)
 	out := eventWriter{w: w, flush: http.NewResponseController(w)}
-	events := newEvents(g)
-	written, outcome := out.run(g, &events, buffer)
+	events := g.narration()
+	written, outcome := out.run(g, events, buffer)
 	if outcome != complete {
 		s.bill(g.call, g.modelAt, g.does, g.key, g.after(written), outcome)
-		if outcome == cut {
+		switch outcome {
+		case cut:
 			panic(http.ErrAbortHandler)
+		case failed:
+			*buffer = events.appendError((*buffer)[:0])
+			_ = out.write(*buffer) // billed already: a reader that left now changes nothing
 		}
 		return
 	}
@@ -198,7 +240,7 @@ func (o *eventWriter) write(event []byte) error {
 }
 
 // run writes everything up to the last chunk with text. It returns how many of those were written.
-func (o *eventWriter) run(g *generation, events *events, buffer *[]byte) (written int, outcome uint8) {
+func (o *eventWriter) run(g *generation, events narration, buffer *[]byte) (written int, outcome uint8) {
 	ctx := g.call.request.Context()
 	*buffer = events.appendStart((*buffer)[:0])
 	if len(*buffer) > 0 {
@@ -207,6 +249,9 @@ func (o *eventWriter) run(g *generation, events *events, buffer *[]byte) (writte
 		}
 	}
 	for written < g.pieces {
+		if written == g.errorAfter {
+			return written, failed
+		}
 		if written > 0 && !wait(ctx, time.Now(), g.chunkDelay) || ctx.Err() != nil {
 			return written, clientLeft
 		}

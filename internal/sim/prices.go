@@ -33,12 +33,26 @@ var priceList = []struct {
 	{"text-embedding-ada-002", "text-embedding-ada-002", 1671217299, endpointEmbeddings, "0.1", "", ""},
 }
 
-// model is one entry of the price list, its prices in nano-dollars a token.
+// claudeList is what messages cost, from the same collection. Writing to a cache has a price of its own, by how long the cache
+// lives.
+var claudeList = []struct {
+	alias, name                             string
+	created                                 int64
+	input, cached, write5m, write1h, output string
+}{
+	{"claude-haiku-4-5", "claude-haiku-4-5-20251001", 1759276800, "1", "0.1", "1.25", "2", "5"},
+	{"claude-sonnet-4-6", "claude-sonnet-4-6", 1771286400, "3", "0.3", "3.75", "6", "15"},
+	{"claude-opus-4-5", "claude-opus-4-5-20251101", 1763942400, "5", "0.5", "6.25", "10", "25"},
+	{"claude-opus-4-1", "claude-opus-4-1-20250805", 1754352000, "15", "1.5", "18.75", "30", "75"},
+}
+
+// model is one entry of the price lists, its prices in nano-dollars a token.
 type model struct {
 	alias, name           string
 	created               int64
 	does                  endpoint
 	input, cached, output int64
+	write5m, write1h      int64
 }
 
 var (
@@ -50,7 +64,7 @@ func readPriceList() []model {
 	list := make([]model, len(priceList))
 	for i, p := range priceList {
 		m := model{alias: p.alias, name: p.name, created: p.created, does: p.does, input: nanoPerToken(p.input)}
-		m.cached = m.input
+		m.cached, m.write5m, m.write1h = m.input, m.input, m.input
 		if p.cached != "" {
 			m.cached = nanoPerToken(p.cached)
 		}
@@ -58,6 +72,12 @@ func readPriceList() []model {
 			m.output = nanoPerToken(p.output)
 		}
 		list[i] = m
+	}
+	for _, p := range claudeList {
+		list = append(list, model{
+			alias: p.alias, name: p.name, created: p.created, does: endpointMessages, input: nanoPerToken(p.input),
+			cached: nanoPerToken(p.cached), write5m: nanoPerToken(p.write5m), write1h: nanoPerToken(p.write1h), output: nanoPerToken(p.output),
+		})
 	}
 	return list
 }
@@ -84,12 +104,17 @@ func indexModels(list []model) map[string]uint8 {
 	return index
 }
 
-// usage is what one request took. Cached is part of input and reasoning part of output, as the provider counts them.
+// usage is what one request took. Cached and what was written to caches are part of input, and reasoning is part of output,
+// whichever way the protocol tells it.
 type usage struct {
-	input, cached, output, reasoning int64
+	input, cached, write5m, write1h int64
+	output, reasoning               int64
 }
+
+// plain is the input that no cache had to do with.
+func (u usage) plain() int64 { return u.input - u.cached - u.write5m - u.write1h }
 
 // cost is exact: prices are whole nano-dollars a token, and maxTokens keeps the product far from the end of an int64.
 func (m *model) cost(u usage) int64 {
-	return (u.input-u.cached)*m.input + u.cached*m.cached + u.output*m.output
+	return u.plain()*m.input + u.cached*m.cached + u.write5m*m.write5m + u.write1h*m.write1h + u.output*m.output
 }

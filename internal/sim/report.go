@@ -146,6 +146,9 @@ func (s *Server) serveCosts(w http.ResponseWriter, r *http.Request) *apiError {
 	}
 	byItem := q.grouped("line_item")
 	buckets := q.collect(s.books.view(), func(e *entry, g group, into map[group]sums) {
+		if e.does == endpointMessages {
+			return // on another provider's bill
+		}
 		for _, item := range e.lineItems() {
 			if item.tokens == 0 || len(q.lineItems) > 0 && !slices.Contains(q.lineItems, item.name(e)) {
 				continue

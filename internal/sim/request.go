@@ -19,6 +19,8 @@ type ask struct {
 	choices      int64 // for each prompt
 	stream       bool
 	includeUsage bool
+	tool         tool
+	thinks       bool
 	dimensions   int
 	base64       bool
 }

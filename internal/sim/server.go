@@ -10,7 +10,6 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/http"
-	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -70,10 +69,12 @@ func New(cfg Config) *Server {
 		s.callers[key] = caller{KeyID(key), project}
 	}
 	s.routes = map[string]route{
-		"/v1/chat/completions":               {http.MethodPost, s.api(s.serveChat)},
-		"/v1/completions":                    {http.MethodPost, s.api(s.serveCompletions)},
-		"/v1/embeddings":                     {http.MethodPost, s.api(s.serveEmbeddings)},
-		"/v1/models":                         {http.MethodGet, s.api(s.serveModels)},
+		"/v1/chat/completions":               {http.MethodPost, s.api(openAI, s.serveChat)},
+		"/v1/completions":                    {http.MethodPost, s.api(openAI, s.serveCompletions)},
+		"/v1/embeddings":                     {http.MethodPost, s.api(openAI, s.serveEmbeddings)},
+		"/v1/messages":                       {http.MethodPost, s.api(anthropic, s.serveMessages)},
+		"/v1/messages/count_tokens":          {http.MethodPost, s.api(anthropic, s.serveCountTokens)},
+		"/v1/models":                         {http.MethodGet, s.api(openAI, s.serveModels)},
 		"/v1/organization/usage/completions": {http.MethodGet, s.admin(s.serveCompletionsUsage)},
 		"/v1/organization/usage/embeddings":  {http.MethodGet, s.admin(s.serveEmbeddingsUsage)},
 		"/v1/organization/costs":             {http.MethodGet, s.admin(s.serveCosts)},
@@ -194,6 +195,7 @@ type call struct {
 	request  *http.Request
 	received time.Time // for the books
 	started  time.Time // for waits and durations
+	id       string    // of the request
 	tollgate string
 	client   string
 	landed   bool // no longer in flight
@@ -221,33 +223,25 @@ func (f *inFlight) end(c *call) {
 }
 
 // api wraps the endpoints that a caller with an API key may use. Their error goes to the caller.
-func (s *Server) api(serve func(http.ResponseWriter, *call) *apiError) func(http.ResponseWriter, *http.Request) {
+func (s *Server) api(m manner, serve func(http.ResponseWriter, *call) *apiError) func(http.ResponseWriter, *http.Request) {
 	return func(w http.ResponseWriter, r *http.Request) {
 		s.calls.Add(1)
 		s.flying.begin()
-		c := call{request: r, received: s.now(), started: time.Now()}
+		c := call{request: r, received: s.now(), started: time.Now(), id: "req_" + newAnswerKey().String()}
 		defer s.flying.end(&c)
-		header := w.Header()
-		header["X-Request-Id"] = []string{"req_" + newAnswerKey().String()}
-		header["Openai-Version"] = openaiVersion
-		header["Openai-Organization"] = openaiOrganization
+		m.greet(w.Header(), c.id)
 		var refused *apiError
-		if c.caller, refused = s.authenticate(r); refused == nil {
+		if c.caller, refused = s.authenticate(r, m.key(r)); refused == nil {
 			c.tollgate = headerText(r.Header, "X-Tollgate-Request-Id")
 			c.client = headerText(r.Header, "X-Client-Request-Id")
 			refused = serve(w, &c)
 		}
 		if refused != nil {
 			s.flying.end(&c)
-			refused.write(w)
+			m.refuse(w, refused, c.id)
 		}
 	}
 }
-
-var (
-	openaiVersion      = []string{"2020-10-01"}
-	openaiOrganization = []string{organization}
-)
 
 func headerText(header http.Header, canonical string) string {
 	values := header[canonical]
@@ -257,16 +251,7 @@ func headerText(header http.Header, canonical string) string {
 	return values[0][:min(len(values[0]), maxHeaderText)]
 }
 
-func bearer(r *http.Request) string {
-	key, found := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
-	if !found {
-		return ""
-	}
-	return strings.TrimSpace(key)
-}
-
-func (s *Server) authenticate(r *http.Request) (caller, *apiError) {
-	key := bearer(r)
+func (s *Server) authenticate(r *http.Request, key string) (caller, *apiError) {
 	s.mu.Lock()
 	c, known := s.callers[key]
 	s.mu.Unlock()
@@ -324,10 +309,14 @@ func newAnswerKey() answerKey {
 func (k answerKey) String() string { return hex.EncodeToString(k[:]) }
 
 func answerID(does endpoint, key answerKey) string {
-	if does == endpointChat {
+	switch does {
+	case endpointChat:
 		return "chatcmpl-" + key.String()
+	case endpointMessages:
+		return "msg_" + key.String()
+	default:
+		return "cmpl-" + key.String()
 	}
-	return "cmpl-" + key.String()
 }
 
 // wait pauses until d has passed since from. It reports false as soon as the caller left.
@@ -350,29 +339,4 @@ func (s *Server) bill(c *call, modelAt uint8, does endpoint, id answerKey, u usa
 		received: c.received, finished: s.now(), id: id, keyID: c.keyID, project: c.project,
 		tollgateID: c.tollgate, clientID: c.client, model: modelAt, does: does, usage: u, outcome: outcome,
 	})
-}
-
-// Limits that the headers show; nothing enforces them.
-const (
-	shownRequests = 10_000
-	shownTokens   = 30_000_000
-)
-
-var (
-	limitRequests     = []string{strconv.Itoa(shownRequests)}
-	remainingRequests = []string{strconv.Itoa(shownRequests - 1)}
-	resetRequests     = []string{"6ms"}
-	limitTokens       = []string{strconv.Itoa(shownTokens)}
-)
-
-// describe sets the headers that the provider sends with an answer.
-func describe(header http.Header, c *call, tokens int64) {
-	elapsed := time.Since(c.started).Milliseconds()
-	header["Openai-Processing-Ms"] = []string{strconv.FormatInt(max(elapsed, 1), 10)}
-	header["X-Ratelimit-Limit-Requests"] = limitRequests
-	header["X-Ratelimit-Remaining-Requests"] = remainingRequests
-	header["X-Ratelimit-Reset-Requests"] = resetRequests
-	header["X-Ratelimit-Limit-Tokens"] = limitTokens
-	header["X-Ratelimit-Remaining-Tokens"] = []string{strconv.FormatInt(max(shownTokens-tokens, 0), 10)}
-	header["X-Ratelimit-Reset-Tokens"] = []string{strconv.FormatInt(tokens*60_000/shownTokens, 10) + "ms"}
 }

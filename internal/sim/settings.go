@@ -21,19 +21,21 @@ const (
 // behaviour is how one request is answered. Counts are unset where the request decides.
 type behaviour struct {
 	prompt, completion, cached, reasoning int64
+	write5m, write1h                      int64
 	latency, chunkDelay                   time.Duration
 	chunks                                int
 	status                                int // 0: no error
 	errorCode                             string
 	retryAfter                            int
-	cutAfter                              int
-	noUsage, zeroUsage, noDone            bool
+	cutAfter, errorAfter                  int
+	finish                                string // "" where the request decides
+	noUsage, zeroUsage, noDone, useTool   bool
 }
 
 func (c Config) behaviour() behaviour {
 	return behaviour{
-		prompt: unset, completion: unset, cached: unset, reasoning: unset,
-		latency: c.Latency, chunkDelay: c.ChunkDelay, chunks: c.Chunks, retryAfter: unset, cutAfter: unset,
+		prompt: unset, completion: unset, cached: unset, reasoning: unset, write5m: unset, write1h: unset,
+		latency: c.Latency, chunkDelay: c.ChunkDelay, chunks: c.Chunks, retryAfter: unset, cutAfter: unset, errorAfter: unset,
 	}
 }
 
@@ -43,6 +45,8 @@ var settings = map[string]func(b *behaviour, value string) error{
 	"completion_tokens": func(b *behaviour, v string) error { return setTokens(&b.completion, v) },
 	"cached_tokens":     func(b *behaviour, v string) error { return setTokens(&b.cached, v) },
 	"reasoning_tokens":  func(b *behaviour, v string) error { return setTokens(&b.reasoning, v) },
+	"cache_write_5m":    func(b *behaviour, v string) error { return setTokens(&b.write5m, v) },
+	"cache_write_1h":    func(b *behaviour, v string) error { return setTokens(&b.write1h, v) },
 	"latency":           func(b *behaviour, v string) error { return setDuration(&b.latency, v) },
 	"chunk_delay":       func(b *behaviour, v string) error { return setDuration(&b.chunkDelay, v) },
 	"chunks":            func(b *behaviour, v string) error { return setInt(&b.chunks, v, 1, maxChunks) },
@@ -50,6 +54,9 @@ var settings = map[string]func(b *behaviour, value string) error{
 	"error":             setErrorCode,
 	"retry_after":       func(b *behaviour, v string) error { return setInt(&b.retryAfter, v, 0, 1<<31-1) },
 	"cut_after":         func(b *behaviour, v string) error { return setInt(&b.cutAfter, v, 0, 1<<31-1) },
+	"error_after":       func(b *behaviour, v string) error { return setInt(&b.errorAfter, v, 0, 1<<31-1) },
+	"finish":            setFinish,
+	"use_tool":          func(b *behaviour, v string) error { return setFlag(&b.useTool, v) },
 	"no_usage":          func(b *behaviour, v string) error { return setFlag(&b.noUsage, v) },
 	"zero_usage":        func(b *behaviour, v string) error { return setFlag(&b.zeroUsage, v) },
 	"no_done":           func(b *behaviour, v string) error { return setFlag(&b.noDone, v) },
@@ -92,6 +99,14 @@ func setFlag(to *bool, value string) error {
 		return fmt.Errorf("%q is neither true nor false", value)
 	}
 	*to = on
+	return nil
+}
+
+func setFinish(b *behaviour, value string) error {
+	if value == "" || strings.Trim(value, "abcdefghijklmnopqrstuvwxyz_") != "" {
+		return fmt.Errorf("%q is no reason such as refusal", value)
+	}
+	b.finish = value
 	return nil
 }
 
@@ -198,9 +213,11 @@ func (b *behaviour) usage(counted usage) (usage, error) {
 	replace(&u.output, b.completion)
 	replace(&u.cached, b.cached)
 	replace(&u.reasoning, b.reasoning)
+	replace(&u.write5m, b.write5m)
+	replace(&u.write1h, b.write1h)
 	switch {
-	case u.cached > u.input:
-		return usage{}, fmt.Errorf("cached_tokens %d is more than the input of %d", u.cached, u.input)
+	case u.plain() < 0:
+		return usage{}, fmt.Errorf("cached_tokens %d and cache_write tokens %d are more than the input of %d", u.cached, u.write5m+u.write1h, u.input)
 	case u.reasoning > u.output:
 		return usage{}, fmt.Errorf("reasoning_tokens %d is more than the output of %d", u.reasoning, u.output)
 	case u.input > maxTokens || u.output > maxTokens:
