@@ -8,8 +8,8 @@ import (
 
 // Config is the gateway's own part of the configuration.
 type Config struct {
-	// One Redis call of a decision. No fallback takes over when it is late, so it is patient.
-	LimiterTimeout  time.Duration `env:"TOLLGATE_LIMITER_TIMEOUT" envDefault:"250ms"`
+	// One Redis call of a decision; when it is late, the gateway judges by itself.
+	LimiterTimeout  time.Duration `env:"TOLLGATE_LIMITER_TIMEOUT" envDefault:"50ms"`
 	MaxBody         int64         `env:"TOLLGATE_MAX_BODY_BYTES" envDefault:"33554432"`
 	DialTimeout     time.Duration `env:"TOLLGATE_UPSTREAM_DIAL_TIMEOUT" envDefault:"5s"`
 	HeaderTimeout   time.Duration `env:"TOLLGATE_UPSTREAM_HEADER_TIMEOUT" envDefault:"10m"` // until the provider's first byte

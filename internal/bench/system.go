@@ -226,8 +226,9 @@ func (s *system) startGateway(ctx context.Context, o Options) (err error) {
 	if s.gateway, err = freeAddress(); err != nil {
 		return err
 	}
+	// All parts and the load share this machine: a decision may have to wait for a processor.
 	env := []string{
-		"REDIS_URL=" + s.redisURL, "NATS_URL=" + s.nats, "TOLLGATE_BENCH_PROVIDER_URL=http://" + s.sim, "TOLLGATE_BENCH_PROVIDER_KEY=bench",
+		"TOLLGATE_LIMITER_TIMEOUT=250ms", "REDIS_URL=" + s.redisURL, "NATS_URL=" + s.nats, "TOLLGATE_BENCH_PROVIDER_URL=http://" + s.sim, "TOLLGATE_BENCH_PROVIDER_KEY=bench",
 	}
 	return s.startService(ctx, o, partGateway, env,
 		"gateway", "--listen", s.gateway, "--policy", file, "--data", filepath.Join(s.dir, partGateway))

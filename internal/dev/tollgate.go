@@ -108,11 +108,17 @@ func keptSecret(path string) (string, error) {
 	return secret, os.WriteFile(path, []byte(secret+"\n"), 0o600)
 }
 
+// limiterTimeout is longer than a gateway's usual one: here everything shares one machine, and whoever uses it is at work on it.
+const limiterTimeout = 250 * time.Millisecond
+
 func (s *system) startGateway(ctx context.Context) error {
 	var config gateway.Config
 	boxConfig := outbox.Config{}
 	if err := errors.Join(telemetry.ReadEnv(&config), telemetry.ReadEnv(&boxConfig)); err != nil {
 		return err
+	}
+	if os.Getenv("TOLLGATE_LIMITER_TIMEOUT") == "" {
+		config.LimiterTimeout = limiterTimeout
 	}
 	boxConfig.Dir = filepath.Join(s.dir, "gateway")
 	client, err := lua.Connect(s.redis.URL(0), lua.Options{Timeout: config.LimiterTimeout, PoolSize: 64})
