@@ -28,6 +28,8 @@ type exchange struct {
 	verdict *admission.Verdict
 	traceID string
 
+	estimates map[string]provider.Estimate // by upstream model
+
 	firstByte time.Duration // from sending the request to the provider's answer header; 0 without one
 
 	admitted bool // the reservation is on record: it needs an ending
@@ -146,13 +148,28 @@ func (x *exchange) reserve() bool {
 	return true
 }
 
-// estimate is an upper bound of what the request uses when the upstream model serves it.
+// estimate is what to hold for the request when the upstream model serves it: what its body says, corrected by what earlier
+// requests of the app really used.
 func (x *exchange) estimate(model string) (input, output ledger.Tokens) {
+	return x.g.learner.Estimate(x.caller.App, model, x.rawEstimate(model))
+}
+
+// rawEstimate reads the body for a model once, however often its request is judged.
+func (x *exchange) rawEstimate(model string) provider.Estimate {
+	if e, known := x.estimates[model]; known {
+		return e
+	}
 	e, err := x.request.Estimate(model)
 	if err != nil {
-		return x.request.Input, x.request.Output // the body has been read before, so it can be read again
+		// The body was read before, so it can be read again; if not, the estimate for the model that it names stands in.
+		x.g.log.Error("estimate cannot be made", "model", model, "error", err)
+		e, _ = x.request.Estimate(x.request.Model)
 	}
-	return e.Corrected(), e.Output
+	if x.estimates == nil {
+		x.estimates = map[string]provider.Estimate{}
+	}
+	x.estimates[model] = e
+	return e
 }
 
 // userHeader names the end user, before the body does.

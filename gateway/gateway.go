@@ -50,6 +50,7 @@ type Gateway struct {
 	admission *admission.Admission
 	clock     *admission.Clock
 	outbox    *outbox.Outbox
+	learner   *admission.Learner
 	transport *http.Transport
 	trusted   []netip.Prefix // proxies
 	metrics   *metrics
@@ -85,7 +86,7 @@ func New(config Config, d Deps) (*Gateway, error) {
 	clock := admission.NewClock(d.Now)
 	g := &Gateway{
 		config: config, log: d.Log, scripts: d.Scripts, nc: d.NATS, clock: clock, outbox: d.Outbox,
-		directory: admission.NewDirectory(js, d.Log), control: admission.NewControl(d.NATS, js),
+		learner: admission.NewLearner(learnedPairs), directory: admission.NewDirectory(js, d.Log), control: admission.NewControl(d.NATS, js),
 		transport: provider.NewTransport(provider.Timeouts{Dial: config.DialTimeout, Header: config.HeaderTimeout}),
 		trusted:   trusted, metrics: newMetrics(d.Registry), refusals: newRefusals(clock.Now()),
 		remaining: newRemaining(d.Registry), follow: d.FollowPolicy, js: js,
@@ -97,6 +98,9 @@ func New(config Config, d Deps) (*Gateway, error) {
 	})
 	return g, g.setPolicy(d.Policy)
 }
+
+// learnedPairs is for how many pairs of app and model estimates are corrected: about 5 MB when all are there.
+const learnedPairs = 10_000
 
 // setPolicy takes a policy into force whole, or errors and leaves the running one.
 func (g *Gateway) setPolicy(p *policy.Policy) error {

@@ -60,6 +60,9 @@ func (x *exchange) used(answer provider.Answer, status int, output ledger.Tokens
 	if answer.Finish == ledger.ReasonClientGone {
 		o.OnDisconnect = string(x.verdict.Provider.OnDisconnect)
 	}
+	if o.UsageState == ledger.UsageReported {
+		x.g.learner.Learn(x.caller.App, res.Model, x.rawEstimate(res.Model), o.Usage)
+	}
 	x.price(o)
 	x.reason, x.spent, x.state = answer.Finish, o.Spent(), o.UsageState
 	x.g.metrics.used(res.Provider, res.Model, o)
