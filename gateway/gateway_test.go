@@ -143,7 +143,7 @@ func TestPolicyThatCannotBeTakenLeavesTheRunningOne(t *testing.T) {
 	before := w.gateway.admission.Policy().Revision
 	for name, text := range map[string]string{
 		"syntax":       "version: 1\nlimits: {",
-		"not enforced": string(strings.Replace(policyText(w), "limits:\n", "limits:\n  - {name: flight, tier: app, concurrency: 3}\n", 1)),
+		"not enforced": strings.Replace(policyText(w), "models:\n", "  g: {protocol: gemini, base_url: http://127.0.0.1:1}\nmodels:\n", 1),
 		"no secret":    strings.ReplaceAll(policyText(w), w.keyFile, w.keyFile+"-gone"),
 	} {
 		w.gateway.takePolicy([]byte(text))

@@ -73,6 +73,28 @@ TOLLGATE_TRUSTED_PROXIES: "proxy.internal" is neither an address nor a network s
 TOLLGATE_TRUSTED_PROXIES: "" is neither an address nor a network such as 10.0.0.0/8`))
 }
 
+// Callers behind a trusted proxy are limited each for himself, those that claim to be behind one are not.
+func TestLimitByIP(t *testing.T) {
+	t.Parallel()
+	w := begin(t, plain)
+	w.config.TrustedProxies = []string{"127.0.0.1"}
+	w.run(`  - {name: per-ip, tier: ip, budget: {requests: 1, per: total}, overrides: {203.0.113.9: {requests: 2}}}
+  - {name: app-by-ip, tier: app, by: ip, budget: {requests: 5, per: total}}
+`)
+	const header = "X-Forwarded-For"
+	for _, from := range []string{"203.0.113.1", "203.0.113.9", "203.0.113.9", "2001:db8:1:2::1", "", "203.0.113.77, 198.51.100.1"} {
+		require.Equal(t, 200, w.chat("", header, from).StatusCode, from)
+	}
+	for _, from := range []string{"203.0.113.1", "203.0.113.9", "2001:db8:1:2:ffff::9", "127.0.0.1", "203.0.113.78, 198.51.100.1"} {
+		a := w.chat("", header, from)
+		require.Equal(t, 429, a.StatusCode, from)
+		p := w.problemOf(a)
+		require.Equal(t, "IP_LIMIT", p.Tollgate.Reason)
+		require.Equal(t, "per-ip", p.Tollgate.LimitName)
+	}
+	require.Equal(t, "ip:2001%3Adb8%3A1%3A2%3A%3A/64", w.problemOf(w.chat("", header, "2001:db8:1:2::2")).Tollgate.Subject)
+}
+
 // FuzzClientIP: whatever the peer and its header say, the answer is an address as subjects name it; what the caller writes
 // left of what a proxy appended changes nothing, and without a trusted peer the header changes nothing at all.
 func FuzzClientIP(f *testing.F) {

@@ -88,6 +88,9 @@ func (a *Admission) prepare(ask *Ask, name string) *candidate {
 		Held:       ledger.Amounts{Requests: 1, Tokens: input + output},
 		ReservedAt: now, OnExpiry: r.policy.Reservations.OnExpiry, PolicyRevision: r.policy.Revision,
 	}
+	if name != ask.Model {
+		c.Reservation.ModelJudged = name
+	}
 	if c.Refusal = c.priced(input, output, now); c.Refusal != nil {
 		return c
 	}

@@ -39,8 +39,8 @@ func TestPolicyCheck(t *testing.T) {
 			[]string{"line 3, column 15: limits[0].teir: unknown field", "did you mean tier?", "line 4, "},
 		},
 		"not enforced yet": {
-			"version: 1\nlimits:\n  - {name: x, tier: app, concurrency: 3}\n",
-			[]string{"asks for what this version does not enforce:\nline 3, column 39: limits[0].concurrency: ", "remove the limit"},
+			"version: 1\nproviders:\n  g: {protocol: gemini, base_url: http://127.0.0.1:1}\n",
+			[]string{"asks for what this version does not enforce:\nline 3, column 17: providers.g.protocol: ", "remove the provider"},
 		},
 		"variable not set": {soundPolicy, []string{"line 3, column 39: providers.house.base_url: environment variable HOUSE is not set"}},
 		"no YAML":          {"version: [1\n", []string{"line "}},

@@ -3,18 +3,12 @@ package policy
 // later is what the grammar has and this version does not enforce yet, with what to do meanwhile. To support a thing is to
 // enforce it and to delete its row.
 var later = map[string]string{
-	"action fallback":           "use reject",
 	"action flag":               "use reject",
-	"action throttle":           "use reject",
 	"algorithm fixed_window":    "use token_bucket or sliding_log",
 	"algorithm sliding_counter": "use token_bucket or sliding_log",
-	"by ip":                     "split by another dimension",
 	"concurrency":               "remove the limit",
-	"fallback":                  "remove it",
-	"priority":                  "remove it",
 	"protocol gemini":           "remove the provider and its models",
 	"shadow":                    "remove the limit",
-	"tier ip":                   "limit another tier",
 }
 
 // uses notes that the file asks for a feature.

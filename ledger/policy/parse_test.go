@@ -139,11 +139,8 @@ func TestParseContract(t *testing.T) {
 func TestUnsupportedContract(t *testing.T) {
 	t.Parallel()
 	require.Equal(t, strings.TrimSpace(`
-line 19, column 30: plans.paid.on_exceed.action: action throttle is not enforced by this version: use reject
-line 21, column 36: apps.checkout.fallback: fallback is not enforced by this version: remove it
 line 48, column 18: limits[5].concurrency: concurrency is not enforced by this version: remove the limit
-line 52, column 50: limits[6].rate.algorithm: algorithm fixed_window is not enforced by this version: use token_bucket or sliding_log
-line 53, column 15: limits[6].priority: priority is not enforced by this version: remove it`),
+line 52, column 50: limits[6].rate.algorithm: algorithm fixed_window is not enforced by this version: use token_bucket or sliding_log`),
 		contract(t).Unsupported().Error())
 }
 
@@ -168,8 +165,7 @@ limits:
 		fields = append(fields, problem.Field)
 	}
 	require.Equal(t, []string{
-		"providers.g.protocol", "plans.b.on_exceed.action", "plans.c.on_exceed.action",
-		"limits[0].tier", "limits[0].rate.algorithm", "limits[1].by[0]", "limits[1].shadow",
+		"providers.g.protocol", "plans.b.on_exceed.action", "limits[0].rate.algorithm", "limits[1].shadow",
 	}, fields)
 }
 
