@@ -10,6 +10,13 @@
 //   - An answer that breaks off upstream never looks complete: the connection to the caller is aborted too.
 //   - A request is sent at most once. It is only repeated by the transport when not one byte of it had been written.
 //
+// # Estimates
+//
+// What a request will use is judged from its body: exactly where the model's tokenizer is known, by a heuristic elsewhere,
+// images, audio and documents by the providers' rules for their size, and the most a provider documents where the size
+// cannot be read. Nobody can know before what a tool that the provider runs itself will find and bill, or how long a file is
+// that lies elsewhere: for those a usual amount is taken. The work is linear in the body, and what is counted exactly bounded.
+//
 // # Not guaranteed yet
 //
 // Where a provider reports no usage the charge is an estimate, marked so.

@@ -43,7 +43,7 @@ func (r *Request) estimate(found map[string]gjson.Result, bound, choices int64) 
 // Estimate is what the request will use when a model serves it, by that model's tokenizer and rules. model is the provider's
 // name for it, which may be another than the one that was asked for.
 func (r *Request) Estimate(model string) (Estimate, error) {
-	if model == r.Model {
+	if rulesOf(model) == rulesOf(r.Model) {
 		return r.raw, nil
 	}
 	found, err := fields(r.body)
@@ -80,7 +80,8 @@ type estimator struct {
 	rough      int64       // hundredths of a token, not counted but guessed
 }
 
-// maxWork bounds what is counted exactly, in bytes of words that are tokens. Other bytes are dearer, see mergeWork.
+// maxWork bounds what is counted exactly, in bytes of words that are tokens; other bytes are dearer, see mergeWork. It is 6 ms
+// of prose, and 35 ms of the worst text.
 const maxWork = 1 << 20
 
 func newEstimator(model string) *estimator {

@@ -148,7 +148,7 @@ func TestEstimateMessages(t *testing.T) {
 // A body is parsed before anybody is asked whether the caller may send it.
 func TestEstimateIsLinear(t *testing.T) {
 	t.Parallel()
-	const size = 8 << 20
+	const size = 2 << 20
 	deep := func(open, shut string) string {
 		levels := (maxNesting - 20) / len(shut)
 		return strings.Repeat(open, levels) + `"` + strings.Repeat("x", size) + `"` + strings.Repeat(shut, levels)

@@ -114,11 +114,15 @@ var families = []struct {
 
 var otherRules = other(4, 50, otherImage)
 
-// rulesOf finds a model's rules by its provider's name for it, which may be prefixed, as in openai/gpt-4o or ft:gpt-4o:mine.
+// rulesOf finds a model's rules by its provider's name for it, which may be prefixed, as in openai/gpt-4o, ft:gpt-4o:mine or
+// eu.anthropic.claude-sonnet-4-5.
 func rulesOf(model string) *rules {
 	model = strings.ToLower(model)
 	model = model[strings.LastIndexByte(model, '/')+1:]
 	model = strings.TrimPrefix(model, "ft:")
+	if _, name, ok := strings.Cut(model, "anthropic."); ok {
+		model = name
+	}
 	for i := range families {
 		if strings.HasPrefix(model, families[i].prefix) {
 			return &families[i].rules
