@@ -41,10 +41,7 @@ func (x *exchange) writeLine() {
 // decided on: what was used and held before the request, what it needs, and what remains.
 func appendFigures(attributes []slog.Attr, v *admission.Verdict) []slog.Attr {
 	if r := v.Refusal; r != nil {
-		return append(attributes, slog.String("layer", string(r.Layer)), slog.String("limit_name", r.LimitName), slog.String("subject", r.Subject),
-			slog.String("unit", string(r.Unit)), slog.Int64("limit", r.Limit), slog.Int64("current", r.Used), slog.Int64("held", r.Held),
-			slog.Int64("needed", r.Needed), slog.Int64("remaining", max(0, r.Limit-r.Used-r.Held)),
-			slog.Float64("retry_after_s", r.RetryAfter.Seconds()))
+		return appendRefusal(attributes, r)
 	}
 	s := tightest(v.Limits, v.Reservation.Held)
 	if s == nil {
@@ -54,6 +51,23 @@ func appendFigures(attributes []slog.Attr, v *admission.Verdict) []slog.Attr {
 	return append(attributes, slog.String("limit_name", limit.Name), slog.String("subject", s.Applied.Subject),
 		slog.String("unit", string(limit.Unit())), slog.Int64("limit", s.Applied.Value), slog.Int64("current", s.Used),
 		slog.Int64("held", s.Held), slog.Int64("needed", v.Reservation.Held.In(limit.Unit())), slog.Int64("remaining", s.Remaining(v.Reservation.Held)))
+}
+
+// appendRefusal leaves out what nobody knows: the figures of a limit that was not asked, and those of none.
+func appendRefusal(attributes []slog.Attr, r *admission.Refusal) []slog.Attr {
+	attributes = append(attributes, slog.String("layer", string(r.Layer)), slog.Float64("retry_after_s", r.RetryAfter.Seconds()))
+	if r.LimitName == "" {
+		return attributes
+	}
+	attributes = append(attributes, slog.String("limit_name", r.LimitName), slog.String("subject", r.Subject), slog.String("unit", string(r.Unit)))
+	if r.Reason == ledger.ReasonUnpricedModel {
+		return attributes
+	}
+	attributes = append(attributes, slog.Int64("limit", r.Limit), slog.Int64("needed", r.Needed))
+	if r.Reason == ledger.ReasonRequestTooLarge {
+		return attributes
+	}
+	return append(attributes, slog.Int64("current", r.Used), slog.Int64("held", r.Held), slog.Int64("remaining", max(0, r.Limit-r.Used-r.Held)))
 }
 
 // tightest is the limit of which the smallest share remains; nil without any. A shadow limit is none that the request had to

@@ -80,6 +80,27 @@ func TestLineOfADecision(t *testing.T) {
 	require.Equal(t, want, figures(lines[2]))
 }
 
+// A line does not tell the figures of a limit that was not asked.
+func TestLineOfWhatWasNotAsked(t *testing.T) {
+	t.Parallel()
+	w := start(t, `  - {name: tiny, tier: app, budget: {tokens: 1, per: day}}
+`, plain)
+	w.chat("")
+	w.send(http.MethodPost, chatPath, `{"model":"x","messages":[]}`)
+	lines := w.requestLines(2)
+	require.Equal(t, "REQUEST_TOO_LARGE", lines[0]["reason"])
+	require.Equal(t, "tiny", lines[0]["limit_name"])
+	require.Equal(t, 1.0, lines[0]["limit"])
+	require.Contains(t, lines[0], "needed")
+	require.Equal(t, "UNKNOWN_MODEL", lines[1]["reason"])
+	require.NotContains(t, lines[1], "limit")
+	for _, line := range lines {
+		for _, name := range []string{"current", "held", "remaining"} {
+			require.NotContains(t, line, name)
+		}
+	}
+}
+
 // What is out of the ordinary stands in the line, and only then.
 func TestLineSaysWhatIsOutOfTheOrdinary(t *testing.T) {
 	t.Parallel()
