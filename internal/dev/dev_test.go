@@ -276,6 +276,7 @@ func TestWithProviderKey(t *testing.T) {
 	require.Contains(t, shown, "base_url: https://api.openai.com/v1\n")
 	require.Contains(t, shown, "api_key_env: OPENAI_API_KEY\n")
 	require.NotContains(t, shown, "SIM")
+	require.NotContains(t, shown, "anthropic", "no provider's answers are made up beside a real one's")
 	require.NoError(t, filepath.WalkDir(r.dir, func(path string, entry os.DirEntry, err error) error {
 		if err != nil || !entry.Type().IsRegular() {
 			return err

@@ -180,6 +180,9 @@ func (r *running) try(method, path, body string) (int, string, error) {
 		return 0, "", err
 	}
 	request.Header.Set("Authorization", "Bearer "+r.env["TOLLGATE_API_KEY"])
+	if strings.HasPrefix(path, "/v1/messages") {
+		request.Header.Set("Anthropic-Version", "2023-06-01")
+	}
 	request.Close = true
 	response, err := http.DefaultClient.Do(request)
 	if err != nil {

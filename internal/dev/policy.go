@@ -63,12 +63,19 @@ func (s *system) choosePolicy(ctx context.Context) error {
 	return err
 }
 
-// builtin is the built-in policy, with the simulator as its provider or with OpenAI.
+// builtin is the built-in policy, with the simulator as its providers or with OpenAI alone.
 func builtin(openAI bool) []byte {
 	if !openAI {
 		return builtinPolicy
 	}
-	text := bytes.Replace(builtinPolicy, []byte("${TOLLGATE_SIM_URL}"), []byte("https://api.openai.com"), 1)
+	var kept [][]byte
+	for line := range bytes.Lines(builtinPolicy) {
+		if !bytes.Contains(line, []byte("anthropic")) {
+			kept = append(kept, line)
+		}
+	}
+	text := bytes.Join(kept, nil)
+	text = bytes.Replace(text, []byte("${TOLLGATE_SIM_URL}"), []byte("https://api.openai.com"), 1)
 	return bytes.Replace(text, []byte("TOLLGATE_SIM_KEY"), []byte("OPENAI_API_KEY"), 1)
 }
 

@@ -20,6 +20,7 @@ import (
 	"tollgate/internal/telemetry"
 	"tollgate/ledger/keys"
 	"tollgate/ledger/pg"
+	"tollgate/ledger/policy"
 	"tollgate/lua"
 	"tollgate/settler"
 	"tollgate/settler/directory"
@@ -165,6 +166,7 @@ func (s *system) announce() error {
 	if s.simURL != "" {
 		simulator = s.simURL + "  (its books: /sim/books)"
 	}
+	model, route := s.example()
 	fmt.Fprintf(s.out, `
 Tollgate is ready.
 
@@ -180,13 +182,13 @@ Tollgate is ready.
   API key     %s
 
 Try it:
-  curl %s/v1/chat/completions -H "Authorization: Bearer %s" -H "Content-Type: application/json" \
+  curl %s%s -H "Authorization: Bearer %s" -H "Content-Type: application/json" \
     -d '{"model": "%s", "max_tokens": 100, "messages": [{"role": "user", "content": "Hello"}]}'
   psql "%s" -c "SELECT request_id, app, model, input_tokens, output_tokens, cost_usd FROM finance.requests"
 
 Ctrl-C stops everything; %s.
 `, url, s.admin.Addr(), s.policy.source, simulator, s.databaseURL, s.redis.URL(0), redisNote, s.nats.ClientURL(), s.dir,
-		s.demoKey, url, s.demoKey, s.exampleModel(), s.databaseURL, s.fateOfData())
+		s.demoKey, url, route, s.demoKey, model, s.databaseURL, s.fateOfData())
 	return nil
 }
 
@@ -197,13 +199,24 @@ func (s *system) fateOfData() string {
 	return "the data stays"
 }
 
-// exampleModel is one that the policy has.
-func (s *system) exampleModel() string {
-	models := slices.Sorted(maps.Keys(s.policy.parsed.Models))
-	if len(models) == 0 || slices.Contains(models, "gpt-4o-mini") {
-		return "gpt-4o-mini"
+// example is a model that the policy has, and where and how to ask for it: by a chat where one is served.
+func (s *system) example() (model, route string) {
+	const usual, chat, message = "gpt-4o-mini", "/v1/chat/completions", `/v1/messages -H "anthropic-version: 2023-06-01"`
+	p := s.policy.parsed
+	if p.Models[usual] != nil {
+		return usual, chat
 	}
-	return models[0]
+	for _, way := range []struct {
+		protocol policy.Protocol
+		route    string
+	}{{policy.ProtocolOpenAI, chat}, {policy.ProtocolAnthropic, message}} {
+		for _, name := range slices.Sorted(maps.Keys(p.Models)) {
+			if p.Providers[p.Models[name].Provider].Protocol == way.protocol {
+				return name, way.route
+			}
+		}
+	}
+	return usual, chat
 }
 
 func (s *system) simSecret() string {
