@@ -26,7 +26,7 @@ type Exhausted struct {
 	clock *stopwatch
 	size  atomic.Int64 // of resets: what is asked on every decision costs nothing while there is nothing to know
 
-	mu     sync.Mutex // guards what follows
+	mu     sync.RWMutex // guards what follows
 	known  map[SpentBudget]*spent
 	resets resetOrder
 	most   int
@@ -103,6 +103,12 @@ func (e *Exhausted) Refuses(budget SpentBudget, limit, need int64) (used int64, 
 // Forget is told of every budget that had room when Redis was asked.
 func (e *Exhausted) Forget(budget SpentBudget) {
 	if e.size.Load() == 0 {
+		return
+	}
+	e.mu.RLock()
+	known := e.known[budget] != nil
+	e.mu.RUnlock()
+	if !known {
 		return
 	}
 	e.mu.Lock()

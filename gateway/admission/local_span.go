@@ -48,9 +48,9 @@ type span struct {
 
 func (s span) index(now time.Duration) int64 { return int64(now / s.each) }
 
-// at is what was used in one part of time.
+// at is what was used in one part of the window that ends now or later.
 func (s span) at(part int64) int64 {
-	if part < 0 || part > *s.last || part <= *s.last-int64(len(s.parts)) {
+	if part < 0 || part > *s.last {
 		return 0
 	}
 	return s.parts[part%int64(len(s.parts))]
