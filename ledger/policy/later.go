@@ -3,12 +3,7 @@ package policy
 // later is what the grammar has and this version does not enforce yet, with what to do meanwhile. To support a thing is to
 // enforce it and to delete its row.
 var later = map[string]string{
-	"action flag":               "use reject",
-	"algorithm fixed_window":    "use token_bucket or sliding_log",
-	"algorithm sliding_counter": "use token_bucket or sliding_log",
-	"concurrency":               "remove the limit",
-	"protocol gemini":           "remove the provider and its models",
-	"shadow":                    "remove the limit",
+	"protocol gemini": "remove the provider and its models",
 }
 
 // uses notes that the file asks for a feature.

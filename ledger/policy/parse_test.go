@@ -136,12 +136,9 @@ func TestParseContract(t *testing.T) {
 	}, families)
 }
 
-func TestUnsupportedContract(t *testing.T) {
+func TestContractIsEnforced(t *testing.T) {
 	t.Parallel()
-	require.Equal(t, strings.TrimSpace(`
-line 48, column 18: limits[5].concurrency: concurrency is not enforced by this version: remove the limit
-line 52, column 50: limits[6].rate.algorithm: algorithm fixed_window is not enforced by this version: use token_bucket or sliding_log`),
-		contract(t).Unsupported().Error())
+	require.Empty(t, contract(t).Unsupported())
 }
 
 func TestUnsupportedEverything(t *testing.T) {
@@ -164,9 +161,7 @@ limits:
 	for _, problem := range p.Unsupported() {
 		fields = append(fields, problem.Field)
 	}
-	require.Equal(t, []string{
-		"providers.g.protocol", "plans.b.on_exceed.action", "limits[0].rate.algorithm", "limits[1].shadow",
-	}, fields)
+	require.Equal(t, []string{"providers.g.protocol"}, fields)
 }
 
 func TestParseGood(t *testing.T) {
