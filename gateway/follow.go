@@ -33,7 +33,7 @@ func (g *Gateway) watchPolicy(ctx context.Context) error {
 	}
 	return admission.Watch(ctx, bucket, func(entry jetstream.KeyValueEntry) {
 		if entry != nil && entry.Key() == policy.BucketKey && entry.Operation() == jetstream.KeyValuePut {
-			g.takePolicy(entry.Value())
+			g.takePolicy(ctx, entry.Value())
 		}
 	})
 }
@@ -49,18 +49,21 @@ func PolicyBucket(ctx context.Context, js jetstream.JetStream) (jetstream.KeyVal
 	return bucket, nil
 }
 
-func (g *Gateway) takePolicy(data []byte) {
+// takePolicy takes a pushed policy into force once its new budgets are filled, or after a moment without.
+func (g *Gateway) takePolicy(ctx context.Context, data []byte) {
 	if policy.RevisionOf(data) == g.admission.Policy().Revision {
 		return
 	}
 	p, err := policy.Parse(data, os.LookupEnv)
 	if err == nil {
+		g.filler.before(ctx, p)
 		err = g.setPolicy(p)
 	}
 	if err != nil {
 		g.log.Error("pushed policy is not taken, the running one stays", "revision", policy.RevisionOf(data), "error", err)
 		return
 	}
+	g.filler.follow(p)
 	g.log.Info("policy in force", "revision", p.Revision)
 	g.announce()
 }

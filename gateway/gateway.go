@@ -64,6 +64,7 @@ type Gateway struct {
 	cutWork context.CancelFunc
 	follow  bool
 	js      jetstream.JetStream
+	filler  *filler
 }
 
 // New binds a gateway to its parts. It errors when the policy asks for what this version cannot enforce, when a provider's
@@ -91,6 +92,7 @@ func New(config Config, d Deps) (*Gateway, error) {
 		trusted:   trusted, metrics: newMetrics(d.Registry), refusals: newRefusals(clock.Now()),
 		remaining: newRemaining(d.Registry), follow: d.FollowPolicy, js: js,
 	}
+	g.filler = newFiller(d.NATS, func(on bool) { g.metrics.setDegraded(componentLedger, on) }, d.Log)
 	g.work, g.cutWork = context.WithCancel(context.Background())
 	g.admission = admission.New(admission.Parts{
 		Scripts: d.Scripts, Keys: g.directory, Control: g.control, Clock: clock, Timeout: config.LimiterTimeout,
@@ -185,12 +187,15 @@ func (g *Gateway) Run(ctx context.Context, listener net.Listener) error {
 	background.Go(func() error { return g.admission.Run(work) })
 	background.Go(func() error { return g.confirmations(work) })
 	background.Go(func() error { return g.recordRefusalsEvery(work) })
+	background.Go(func() error { return g.filler.run(work) })
+
+	g.awaitDirectory(ctx)
+	g.filler.before(ctx, g.admission.Policy())
+	g.filler.follow(g.admission.Policy())
+	g.announce()
 	if g.follow {
 		background.Go(func() error { return g.followPolicy(work) })
 	}
-
-	g.awaitDirectory(ctx)
-	g.announce()
 	server := &http.Server{
 		Handler: g.Handler(), ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 3 * time.Minute,
 		ErrorLog: slog.NewLogLogger(g.log.Handler(), slog.LevelDebug),

@@ -146,11 +146,11 @@ func TestPolicyThatCannotBeTakenLeavesTheRunningOne(t *testing.T) {
 		"not enforced": strings.Replace(policyText(w), "models:\n", "  g: {protocol: gemini, base_url: http://127.0.0.1:1}\nmodels:\n", 1),
 		"no secret":    strings.ReplaceAll(policyText(w), w.keyFile, w.keyFile+"-gone"),
 	} {
-		w.gateway.takePolicy([]byte(text))
+		w.gateway.takePolicy(t.Context(), []byte(text))
 		require.Equal(t, before, w.gateway.admission.Policy().Revision, name)
 	}
 	require.Equal(t, 3, strings.Count(w.logs.String(), "pushed policy is not taken"))
-	w.gateway.takePolicy([]byte(policyText(w)))
+	w.gateway.takePolicy(t.Context(), []byte(policyText(w)))
 	require.NotEqual(t, before, w.gateway.admission.Policy().Revision)
 	require.Equal(t, 200, w.chat("").StatusCode)
 }

@@ -61,6 +61,7 @@ type world struct {
 	url      string
 	client   *http.Client
 	follow   bool
+	fills    func(*event.Fill) string // answers to requests to fill budgets, "" for none; nil fills them all
 	stop     func() error
 }
 
@@ -94,6 +95,8 @@ func begin(t testing.TB, provider http.HandlerFunc) *world {
 	require.NoError(t, err)
 	_, err = control.PutString(t.Context(), event.GenerationKey, "1")
 	require.NoError(t, err)
+	_, err = w.nc.Subscribe(event.FillSubject, w.answerFill)
+	require.NoError(t, err)
 	w.keys, err = w.js.CreateKeyValue(t.Context(), jetstream.KeyValueConfig{Bucket: keys.Bucket})
 	require.NoError(t, err)
 	w.key(callerSecret, keys.Record{KeyID: "k_1", App: app})
@@ -101,6 +104,24 @@ func begin(t testing.TB, provider http.HandlerFunc) *world {
 	t.Cleanup(transport.CloseIdleConnections)
 	w.client = &http.Client{Transport: transport, Timeout: patience}
 	return w
+}
+
+// answerFill is the settler that fills budgets.
+func (w *world) answerFill(m *nats.Msg) {
+	answer := event.FillDone
+	if w.fills != nil {
+		request, err := event.DecodeFill(m.Data)
+		if err != nil {
+			w.Error(err)
+			return
+		}
+		answer = w.fills(request)
+	}
+	if answer != "" {
+		if err := m.Respond([]byte(answer)); err != nil {
+			w.Error(err)
+		}
+	}
 }
 
 func (w *world) key(secret string, r keys.Record) {

@@ -74,6 +74,7 @@ func (m *metrics) begin() {
 		}
 	}
 	m.setDegraded(componentRedis, false)
+	m.setDegraded(componentLedger, false)
 	for _, period := range []ledger.Period{ledger.PeriodDay, ledger.PeriodWeek, ledger.PeriodMonth} {
 		m.windowTurn.WithLabelValues(string(period))
 	}
@@ -95,6 +96,9 @@ func (m *metrics) passedOver(action policy.Action, reason ledger.Reason, layer l
 
 // componentRedis is the component whose fallback is the local limiter.
 const componentRedis = "redis"
+
+// componentLedger is the one that fills new budgets; without it they begin at zero.
+const componentLedger = "ledger"
 
 // setDegraded says whether the component's fallback is in use.
 func (m *metrics) setDegraded(component string, on bool) {

@@ -27,7 +27,7 @@ func TestMetricsBegin(t *testing.T) {
 	// Seven tiers with a quota and four reasons of rates, two with one of their own.
 	require.Equal(t, 1+7*5+2, testutil.CollectAndCount(m.decisions))
 	require.Equal(t, 2*(7*5+2), testutil.CollectAndCount(m.passed))
-	require.Equal(t, 1, testutil.CollectAndCount(m.degraded))
+	require.Equal(t, 2, testutil.CollectAndCount(m.degraded))
 	require.Equal(t, 3, testutil.CollectAndCount(m.windowTurn))
 
 	m.passedOver(admission.ActionShadow, ledger.ReasonAppQuota, ledger.TierApp)
