@@ -11,9 +11,8 @@ import (
 	"tollgate/ledger"
 )
 
-// ParseOpenAI reads a request of OpenAI's chat completions, completions or embeddings. Every error is a *RequestError. The
-// body is kept, not copied.
-func ParseOpenAI(endpoint Endpoint, body []byte) (*Request, error) {
+// parseOpenAI reads a request of OpenAI's chat completions, completions or embeddings.
+func parseOpenAI(endpoint Endpoint, body []byte) (*Request, error) {
 	found, err := fields(body)
 	if err != nil {
 		return nil, err

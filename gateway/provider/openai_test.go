@@ -64,7 +64,7 @@ func TestParseOpenAIRefuses(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			_, err := ParseOpenAI(c.endpoint, []byte(c.body))
+			_, err := c.endpoint.Parse([]byte(c.body))
 			var bad *RequestError
 			require.ErrorAs(t, err, &bad)
 			require.Equal(t, c.param, bad.Param)
@@ -107,7 +107,7 @@ func TestParseOpenAIReads(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			got, err := ParseOpenAI(c.endpoint, []byte(c.body))
+			got, err := c.endpoint.Parse([]byte(c.body))
 			require.NoError(t, err)
 			c.want.Model, c.want.Endpoint, c.want.body, c.want.raw = "m", c.endpoint, []byte(c.body), got.raw
 			require.Equal(t, c.want, *got)
@@ -132,7 +132,7 @@ func TestUpstreamBody(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			r, err := ParseOpenAI(Chat, []byte(c.body))
+			r, err := Chat.Parse([]byte(c.body))
 			require.NoError(t, err)
 			got, err := r.UpstreamBody(c.model)
 			require.NoError(t, err)
@@ -150,7 +150,7 @@ func FuzzParseOpenAI(f *testing.F) {
 	f.Add([]byte(`{"model":"m","messages":[],"stream":true,"stream_options":{"include_usage":null}}`), uint8(0))
 	f.Fuzz(func(t *testing.T, body []byte, kind uint8) {
 		endpoint := []Endpoint{Chat, Completions, Embeddings}[kind%3]
-		r, err := ParseOpenAI(endpoint, body)
+		r, err := endpoint.Parse(body)
 		if err != nil {
 			var bad *RequestError
 			require.ErrorAs(t, err, &bad)
@@ -185,7 +185,7 @@ func BenchmarkParseOpenAI(b *testing.B) {
 	b.ReportAllocs()
 	b.SetBytes(int64(len(body)))
 	for b.Loop() {
-		r, err := ParseOpenAI(Chat, body)
+		r, err := Chat.Parse(body)
 		if err != nil {
 			b.Fatal(err)
 		}

@@ -28,7 +28,7 @@ type meter interface {
 
 var protocols = map[policy.Protocol]protocol{
 	policy.ProtocolOpenAI: {
-		parse: ParseOpenAI, answer: answerOpenAI, meter: func() meter { return openAIMeter{} },
+		parse: parseOpenAI, answer: answerOpenAI, meter: func() meter { return openAIMeter{} },
 		authorize: func(header http.Header, key string) { header.Set("Authorization", "Bearer "+key) },
 	},
 	policy.ProtocolAnthropic: {
