@@ -265,7 +265,7 @@ func (w *world) requireVerified(except string) {
 	}
 }
 
-// metric is the sum of a metric's values over its labels.
+// metric is the sum of a metric's values, of a histogram's observations, over its labels.
 func (w *world) metric(name string) float64 {
 	w.Helper()
 	families, err := w.metrics.Gather()
@@ -276,7 +276,7 @@ func (w *world) metric(name string) float64 {
 			continue
 		}
 		for _, m := range f.GetMetric() {
-			sum += m.GetCounter().GetValue() + m.GetGauge().GetValue()
+			sum += m.GetCounter().GetValue() + m.GetGauge().GetValue() + float64(m.GetHistogram().GetSampleCount())
 		}
 	}
 	return sum

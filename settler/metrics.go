@@ -22,6 +22,7 @@ type metrics struct {
 	drift     prometheus.Gauge
 	redisDown prometheus.Gauge
 	negative  prometheus.Counter
+	settle    prometheus.Observer
 }
 
 func newMetrics(reg prometheus.Registerer) *metrics {
@@ -51,12 +52,17 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 			Name: "tollgate_settler_negative_held_total", Help: "Held amounts in Redis that would have gone below zero: a bug.",
 		}),
 	}
+	redis := prometheus.NewHistogramVec(prometheus.HistogramOpts{ // as the gateway says, whose metrics may stand beside these
+		Name: "tollgate_redis_seconds", Help: "Time of one script call, as its caller sees it.",
+		Buckets: []float64{.0001, .0002, .0004, .0008, .0015, .003, .006, .012, .025, .05, .1},
+	}, []string{"script"})
+	m.settle = redis.WithLabelValues("settle")
 	for _, kind := range []event.Kind{event.KindReserved, event.KindUsed, event.KindReleased, event.KindExpired, event.KindRefused, event.KindPolicy} {
 		for _, fate := range []pg.Fate{pg.FatePosted, pg.FateDuplicate, pg.FateConflict} {
 			m.events.WithLabelValues(string(kind), string(fate))
 		}
 	}
 	m.events.WithLabelValues(kindUnknown, outcomeParked)
-	reg.MustRegister(m.lag, m.batchSize, m.events, m.open, m.gaps, m.drift, m.redisDown, m.negative)
+	reg.MustRegister(m.lag, m.batchSize, m.events, m.open, m.gaps, m.drift, m.redisDown, m.negative, redis)
 	return m
 }

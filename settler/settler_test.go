@@ -44,6 +44,7 @@ func TestSettlesAndWritesBack(t *testing.T) {
 		}
 		return nil
 	})
+	require.Positive(t, w.metric("tollgate_redis_seconds"))
 	problems, err := testutil.GatherAndLint(w.metrics)
 	require.NoError(t, err)
 	require.Empty(t, problems)

@@ -40,7 +40,9 @@ func (s *Settler) settleApp(ctx context.Context, w pg.WriteBack) error {
 		r := e.Reservation
 		endings[i] = lua.Ending{ReservationID: r.ID, Counters: r.Counters, Rates: r.Rates, Held: r.Held, Spent: e.Spent}
 	}
+	start := time.Now()
 	result, err := s.scripts.Settle(ctx, w.App, counterStates(w.Counters), opens, endings)
+	s.metrics.settle.Observe(time.Since(start).Seconds())
 	if err != nil {
 		s.metrics.redisDown.Set(1)
 		return err

@@ -80,7 +80,10 @@ func TestReadmeConfiguration(t *testing.T) {
 func TestReadmeMetrics(t *testing.T) {
 	t.Parallel()
 	registered := map[string]bool{}
-	for _, collector := range []prometheus.Collector{gatewayMetrics(t), settlerMetrics(t)} {
+	ofGateway, ofSettler := gatewayMetrics(t), settlerMetrics(t)
+	_, err := prometheus.Gatherers{ofGateway, ofSettler}.Gather()
+	require.NoError(t, err, "dev shows both side by side")
+	for _, collector := range []prometheus.Collector{ofGateway, ofSettler} {
 		for _, name := range described(collector) {
 			registered[name] = true
 		}
