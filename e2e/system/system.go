@@ -34,7 +34,10 @@ import (
 type Options struct {
 	// Limits is the policy's list of limits, as YAML with two blanks before each dash.
 	Limits string
-	// Degraded is the policy's section of that name, as YAML on one line; "" is one that allows nothing while Redis is away.
+	// Sections are more sections of the policy, as YAML; "" for none.
+	Sections string
+	// Degraded is the policy's section of that name, as YAML on one line; "" is one that allows nothing while Redis is away, and
+	// does not mind how slow it is: with everything on two processors, all is slow now and then.
 	Degraded string
 	// TTL of reservations; 0 means 15 minutes. At least a second.
 	TTL time.Duration
@@ -90,13 +93,13 @@ func New(t testing.TB, o Options) *System {
 		o.TTL = 15 * time.Minute
 	}
 	if o.Degraded == "" {
-		o.Degraded = "{local: {requests_per_second: 0, tokens_per_minute: 0}}"
+		o.Degraded = "{breaker: {latency: 1m}, local: {requests_per_second: 0, tokens_per_minute: 0}}"
 	}
 	if o.Timezone == "" {
 		o.Timezone = Zone(t, time.Now(), 12*time.Hour)
 	}
 	s := &System{t: t, options: o}
-	s.client = &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 256, DisableCompression: true}, Timeout: 2 * time.Minute}
+	s.client = &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 1024, DisableCompression: true}, Timeout: 2 * time.Minute}
 	t.Cleanup(s.client.CloseIdleConnections)
 	s.startServers()
 	s.startSim()
@@ -173,8 +176,9 @@ models:
   text-embedding-3-small: {provider: openai}
 reservations: {ttl: %s, expired: charge}
 degraded: %s
+%s
 limits:
-%s`, s.options.Timezone, s.options.TTL, s.options.Degraded, limits)
+%s`, s.options.Timezone, s.options.TTL, s.options.Degraded, s.options.Sections, limits)
 }
 
 // WritePolicy puts a policy with these limits into PolicyFile.
@@ -244,6 +248,13 @@ func (s *System) Key(app string, args ...string) string {
 func (s *System) KnownKey(app string, args ...string) string {
 	s.t.Helper()
 	secret := s.Key(app, args...)
+	s.AwaitKey(secret)
+	return secret
+}
+
+// AwaitKey returns once every gateway knows the key.
+func (s *System) AwaitKey(secret string) {
+	s.t.Helper()
 	for _, g := range s.Gateways {
 		s.Eventually(10*time.Second, "the gateway knows the key", func() error {
 			req, err := http.NewRequestWithContext(s.t.Context(), http.MethodGet, g.URL+"/v1/models", nil)
@@ -261,7 +272,6 @@ func (s *System) KnownKey(app string, args ...string) string {
 			return joinClose(err, res.Body)
 		})
 	}
-	return secret
 }
 
 // Eventually polls until probe returns nil, and fails the test when it has not within limit.

@@ -1,0 +1,162 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"tollgate/e2e/stack"
+	"tollgate/ledger"
+	"tollgate/lua"
+)
+
+// manyUsers is how many users come once each; `tollgate bench users` has a million of them come through the whole admission.
+const manyUsers = 20_000
+
+// B10, U23, U31: every user who ever comes leaves keys of a kind, all with an end, and once the windows are over nothing is
+// left of them. What is held for them is ended by the settlement.
+func TestUsersWhoComeOnceLeaveNothing(t *testing.T) {
+	t.Parallel()
+	server := stack.NewRedis(t)
+	client, err := lua.Connect(server.URL(0), lua.Options{Timeout: 30 * time.Second, PoolSize: 16})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, client.Close()) })
+	scripts := lua.New(client)
+	for _, slot := range []string{lua.SharedSlot, "shop"} {
+		require.NoError(t, scripts.Rebuild(t.Context(), lua.RebuildCall{Slot: slot, Generation: "1"}))
+	}
+	come(t, scripts, 0, 500) // scripts are loaded and buffers have their size
+	requireGone(t, client, 2)
+	memory := figure(t, client, "memory", "used_memory")
+
+	come(t, scripts, 500, 500+manyUsers)
+	peak := figure(t, client, "memory", "used_memory")
+	held := figure(t, client, "keyspace", "db0")
+	require.Greater(t, held, int64(manyUsers), "users have left traces")
+	requireTTLs(t, client)
+	took := requireGone(t, client, 2)
+	left := figure(t, client, "memory", "used_memory")
+	t.Logf("%d users: %d keys, %d bytes a user at the peak; all gone after %s, %d bytes more than before",
+		manyUsers, held, (peak-memory)/manyUsers, took.Round(time.Second), left-memory)
+	require.Less(t, left-memory, (peak-memory)/20)
+}
+
+// come has users come once each, against every kind of rate, and settles what they used as a settler does.
+func come(t *testing.T, scripts *lua.Scripts, from, to int) {
+	t.Helper()
+	const each = 200
+	done := make(chan error, (to-from+each-1)/each)
+	turn := make(chan struct{}, 8)
+	for start := from; start < to; start += each {
+		turn <- struct{}{}
+		go func() {
+			defer func() { <-turn }()
+			done <- comeAndSettle(t.Context(), scripts, start, min(start+each, to))
+		}()
+	}
+	for range cap(done) {
+		require.NoError(t, <-done)
+	}
+}
+
+func comeAndSettle(ctx context.Context, scripts *lua.Scripts, from, to int) error {
+	var endings []lua.Ending
+	for i := from; i < to; i++ {
+		call := &lua.ReserveCall{
+			ID: fmt.Sprint("r", i), App: "shop", Generation: "1", TTL: time.Minute, Need: ledger.Amounts{Requests: 1, Tokens: 100},
+			Rates: userRates(fmt.Sprint("user:shop/u", i)),
+		}
+		d, err := scripts.Reserve(ctx, call)
+		if err == nil && d.Status != lua.StatusAllowed {
+			err = fmt.Errorf("%s: status %d", call.ID, d.Status)
+		}
+		if err != nil {
+			return err
+		}
+		ending := lua.Ending{ReservationID: call.ID, Held: call.Need, Spent: ledger.Amounts{Requests: 1, Tokens: 60}}
+		for _, r := range call.Rates {
+			ending.Rates = append(ending.Rates, r.Rate)
+		}
+		endings = append(endings, ending)
+	}
+	settled, err := scripts.Settle(ctx, "shop", nil, nil, endings)
+	if err == nil && settled.Ended != int64(len(endings)) {
+		err = fmt.Errorf("%+v of %d", settled, len(endings))
+	}
+	return err
+}
+
+func userRates(subject string) []lua.Rate {
+	rates := []lua.Rate{
+		rate(ledger.AlgorithmSlidingLog, ledger.UnitRequests, 10, time.Second, 0),
+		rate(ledger.AlgorithmSlidingLog, ledger.UnitTokens, 1000, 5*time.Second, 0),
+		rate(ledger.AlgorithmTokenBucket, ledger.UnitTokens, 1000, 5*time.Second, 1000),
+		rate(ledger.AlgorithmSlidingCounter, ledger.UnitTokens, 1000, 5*time.Second, 0),
+		rate(ledger.AlgorithmFixedWindow, ledger.UnitRequests, 10, 5*time.Second, 0),
+		rate(ledger.AlgorithmConcurrency, ledger.UnitRequests, 5, 0, 0),
+	}
+	for i := range rates {
+		rates[i].Tier, rates[i].Limit, rates[i].Subject = ledger.TierUser, fmt.Sprint("limit-", i), subject
+	}
+	return rates
+}
+
+// requireGone waits until Redis has no more than so many keys: the windows, and the minute for which it knows that a
+// reservation has ended.
+func requireGone(t *testing.T, client *redis.Client, keys int64) time.Duration {
+	t.Helper()
+	start := time.Now()
+	for {
+		n, err := client.DBSize(t.Context()).Result()
+		require.NoError(t, err)
+		if n <= keys {
+			return time.Since(start)
+		}
+		require.Less(t, time.Since(start), 3*time.Minute, "%d keys are left", n)
+		time.Sleep(200 * time.Millisecond)
+	}
+}
+
+// requireTTLs fails where a key would live for ever.
+func requireTTLs(t *testing.T, client *redis.Client) {
+	t.Helper()
+	for cursor, first := uint64(0), true; first || cursor != 0; first = false {
+		names, next, err := client.Scan(t.Context(), cursor, "*", 1000).Result()
+		require.NoError(t, err)
+		cursor = next
+		pipe := client.Pipeline()
+		for _, name := range names {
+			pipe.PTTL(t.Context(), name)
+		}
+		answers, err := pipe.Exec(t.Context())
+		require.NoError(t, err)
+		for i, answer := range answers {
+			require.NotEqual(t, time.Duration(-1), answer.(*redis.DurationCmd).Val(), "%s has no time to live", names[i])
+		}
+	}
+}
+
+// figure reads a number of INFO; of a database, how many keys it has.
+func figure(t *testing.T, client *redis.Client, section, name string) int64 {
+	t.Helper()
+	info, err := client.Info(t.Context(), section).Result()
+	require.NoError(t, err)
+	for line := range strings.Lines(info) {
+		rest, found := strings.CutPrefix(strings.TrimSpace(line), name+":")
+		if !found {
+			continue
+		}
+		rest, _, _ = strings.Cut(strings.TrimPrefix(rest, "keys="), ",")
+		n, err := strconv.ParseInt(rest, 10, 64)
+		require.NoError(t, err)
+		return n
+	}
+	t.Fatalf("INFO %s tells no %s", section, name)
+	return 0
+}
