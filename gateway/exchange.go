@@ -29,6 +29,7 @@ type exchange struct {
 	traceID string
 
 	estimates map[string]provider.Estimate // by upstream model
+	input     ledger.Tokens                // what is held for it: the estimate that was made last is the one that was admitted
 
 	firstByte time.Duration // from sending the request to the provider's answer header; 0 without one
 
@@ -151,7 +152,14 @@ func (x *exchange) reserve() bool {
 // estimate is what to hold for the request when the upstream model serves it: what its body says, corrected by what earlier
 // requests of the app really used.
 func (x *exchange) estimate(model string) (input, output ledger.Tokens) {
-	return x.g.learner.Estimate(x.caller.App, model, x.rawEstimate(model))
+	input, output = x.g.learner.Estimate(x.caller.App, model, x.rawEstimate(model))
+	x.input = input
+	return input, output
+}
+
+// heldOutput is what was held for the answer.
+func (x *exchange) heldOutput() ledger.Tokens {
+	return max(0, x.verdict.Reservation.Held.Tokens-x.input)
 }
 
 // rawEstimate reads the body for a model once, however often its request is judged.
@@ -258,7 +266,7 @@ func (x *exchange) sendFailed(err error) {
 	x.g.log.Warn("no answer from the provider", "request_id", res.ID, "provider", res.Provider, "error", err)
 	reason, sent := x.whyUnanswered(err)
 	if sent {
-		x.used(provider.Answer{Finish: reason}, 0, x.request.Output)
+		x.used(provider.Answer{Finish: reason}, 0, x.heldOutput())
 	} else {
 		x.release(&event.Release{Reason: reason})
 	}
@@ -303,7 +311,7 @@ func isEventStream(header http.Header) bool {
 
 func (x *exchange) passBody(response *http.Response) {
 	body, answer, err := x.endpoint.ReadAnswer(response)
-	x.used(answer, response.StatusCode, x.request.Output)
+	x.used(answer, response.StatusCode, x.heldOutput())
 	if err != nil {
 		x.g.log.Warn("the provider's answer broke off", "request_id", x.verdict.Reservation.ID, "error", err)
 		x.problem(problem{reason: ledger.ReasonUpstreamCut, message: "the provider's answer broke off"})

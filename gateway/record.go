@@ -47,7 +47,7 @@ func (x *exchange) used(answer provider.Answer, status int, output ledger.Tokens
 	if o.ModelServed == "" {
 		o.ModelServed = res.Model
 	}
-	estimate := ledger.Usage{Input: x.request.Input, Output: output}
+	estimate := ledger.Usage{Input: x.input, Output: output}
 	switch {
 	case o.UsageState == "":
 		o.Usage, o.UsageState = estimate, ledger.UsageEstimated
@@ -114,7 +114,7 @@ func (g *Gateway) giveBack(ctx context.Context, app string, res event.Reservatio
 // when a bug ended the request; nobody knows then what was spent, and the estimate is charged.
 func (x *exchange) finish() {
 	if x.admitted && !x.ended {
-		x.used(provider.Answer{Finish: ledger.ReasonInternal}, 0, x.request.Output)
+		x.used(provider.Answer{Finish: ledger.ReasonInternal}, 0, x.heldOutput())
 		x.status = http.StatusInternalServerError
 	}
 	if x.verdict != nil {
