@@ -34,8 +34,9 @@ import (
 type Options struct {
 	// Limits is the policy's list of limits, as YAML with two blanks before each dash.
 	Limits string
-	// Sections are more sections of the policy, as YAML; "" for none.
-	Sections string
+	// Providers and Models are further entries of these sections of the policy, as YAML with two blanks before each name, and
+	// Sections are further sections; "" for none.
+	Providers, Models, Sections string
 	// Degraded is the policy's section of that name, as YAML on one line; "" is one that allows nothing while Redis is away, and
 	// does not mind how slow it is: with everything on two processors, all is slow now and then.
 	Degraded string
@@ -165,20 +166,23 @@ func (s *System) startSim() {
 
 // Policy is the text of a policy with these limits.
 func (s *System) Policy(limits string) string {
+	o := &s.options
 	return fmt.Sprintf(`version: 1
 timezone: %s
 providers:
   openai: {protocol: openai, base_url: "${TOLLGATE_SIM_URL}/v1", api_key_env: TOLLGATE_SIM_KEY}
+%s
 models:
   gpt-4o: {provider: openai}
   gpt-4o-mini: {provider: openai}
   gpt-3.5-turbo-instruct: {provider: openai}
   text-embedding-3-small: {provider: openai}
+%s
 reservations: {ttl: %s, expired: charge}
 degraded: %s
 %s
 limits:
-%s`, s.options.Timezone, s.options.TTL, s.options.Degraded, s.options.Sections, limits)
+%s`, o.Timezone, o.Providers, o.Models, o.TTL, o.Degraded, o.Sections, limits)
 }
 
 // WritePolicy puts a policy with these limits into PolicyFile.
