@@ -16,6 +16,7 @@ import (
 type spell struct {
 	mu       sync.Mutex // guards what follows
 	admitted map[string]spellEntry
+	looked   time.Time // when those that ended long ago were last dropped
 }
 
 type spellEntry struct {
@@ -27,6 +28,8 @@ type spellEntry struct {
 const (
 	spellKeep = time.Minute
 	spellMost = 10_000
+	// spellLook is how often they are looked for, which takes long where there are many.
+	spellLook = time.Second
 )
 
 func (s *spell) begin(app string, res *event.Reservation) {
@@ -35,13 +38,14 @@ func (s *spell) begin(app string, res *event.Reservation) {
 	if s.admitted == nil {
 		s.admitted = map[string]spellEntry{}
 	}
-	if len(s.admitted) >= spellMost {
+	if len(s.admitted) >= spellMost && time.Since(s.looked) >= spellLook {
 		s.dropEndedLocked()
 	}
 	s.admitted[res.ID] = spellEntry{Open: openOf(app, res)}
 }
 
 func (s *spell) dropEndedLocked() {
+	s.looked = time.Now()
 	for id, e := range s.admitted {
 		if !e.ended.IsZero() && time.Since(e.ended) > spellKeep {
 			delete(s.admitted, id)
