@@ -102,6 +102,21 @@ func TestMessage(t *testing.T) {
 	require.NotContains(t, w.logs.String(), "Say hello")
 }
 
+// What may be written to a cache of an hour is held at its price: twice the input's, not one and a quarter.
+func TestMessageHoldsWhatItsCacheMayCost(t *testing.T) {
+	t.Parallel()
+	w := start(t, roomy, func(rw http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(rw, plainMessage) })
+	require.Equal(t, 200, w.message(`,"cache_control":{"type":"ephemeral","ttl":"5m"}`).StatusCode)
+	require.Equal(t, 200, w.message(`,"cache_control":{"type":"ephemeral","ttl":"1h"}`).StatusCode)
+	reserved := w.events(4)[event.KindReserved]
+	held := func(perInput ledger.NanoUSD) ledger.NanoUSD {
+		return ledger.NanoUSD(reserved[0].Reservation.Held.Tokens-10)*perInput + 10*15000
+	}
+	require.Equal(t, reserved[0].Reservation.Held.Tokens, reserved[1].Reservation.Held.Tokens)
+	require.Equal(t, held(3750), reserved[0].Reservation.Held.NanoUSD)
+	require.Equal(t, held(6000), reserved[1].Reservation.Held.NanoUSD)
+}
+
 func TestMessageStream(t *testing.T) {
 	t.Parallel()
 	parts := []string{startEvent, pingEvent, textEvent, deltaEvent, stopEvent}
@@ -189,7 +204,8 @@ func TestMessageCallerLeaves(t *testing.T) {
 	}
 }
 
-// Errors of the provider pass with their status, body and wait, and their spend is given back; its own limits do not pass.
+// Errors of the provider pass with their status, body and wait, and what was held is given back (QuantumNous/new-api #5289: their
+// text is no output); its own limits do not pass.
 func TestMessageRefusedByProvider(t *testing.T) {
 	t.Parallel()
 	for _, status := range []int{400, 429, 529} {
@@ -213,6 +229,7 @@ func TestMessageRefusedByProvider(t *testing.T) {
 	}
 }
 
+// BerriAI/litellm #27823, #37754: a refusal has the headers and the body of the caller's protocol.
 func TestMessageLimitRefusal(t *testing.T) {
 	t.Parallel()
 	w := start(t, `  - {name: app-day, tier: app, budget: {requests: 3, per: day}}
@@ -239,7 +256,7 @@ func TestMessageLimitRefusal(t *testing.T) {
 	w.events(2)
 }
 
-// Tokens are counted for everyone who has a key, also when every budget is used up, and nothing is set aside or recorded.
+// songquanpeng/one-api #15: tokens are counted for everyone who has a key, also when every budget is used up, and nothing is set aside or recorded.
 func TestCountTokens(t *testing.T) {
 	t.Parallel()
 	const counted = `{"input_tokens":2095}`

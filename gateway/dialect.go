@@ -20,7 +20,7 @@ type dialect struct {
 	// models is the body of a list of models, model that of one.
 	models func(all []*policy.Model) any
 	model  func(m *policy.Model) any
-	// requestID is the header that names a request in the protocol, "" where no SDK reads one.
+	// requestID is the header by which SDKs know a request.
 	requestID string
 }
 

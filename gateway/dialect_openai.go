@@ -9,7 +9,9 @@ import (
 	"tollgate/ledger/policy"
 )
 
-var openAI = dialect{problem: openAIProblem, limit: openAILimit, models: openAIModels, model: openAIModel}
+var openAI = dialect{
+	problem: openAIProblem, limit: openAILimit, models: openAIModels, model: openAIModel, requestID: "X-Request-Id",
+}
 
 type openAIError struct {
 	Error struct {

@@ -77,7 +77,7 @@ func TestAnthropicProblemGolden(t *testing.T) {
 	}
 }
 
-// What a refusal can offer, and which figures stand behind it.
+// U10, U43: what a refusal can offer, and which figures stand behind it.
 func TestWhatARefusalTells(t *testing.T) {
 	t.Parallel()
 	full := admission.Refusal{LimitName: "l", Layer: ledger.TierApp, Subject: "app:a", Unit: ledger.UnitTokens, Limit: 9, Used: 8, Needed: 7, RetryAfter: 2 * time.Second}
@@ -129,7 +129,7 @@ func TestKinds(t *testing.T) {
 	}
 }
 
-// A wait that programs obey is spread upward by a tenth at most, and a short one within its last second; any other is exact.
+// U17, U53, U54: a wait that programs obey is spread upward by a tenth at most, and a short one within its last second; any other is exact.
 func TestWaitsAreSpread(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {

@@ -68,6 +68,19 @@ func TestStreamWithUsageAsked(t *testing.T) {
 	require.Equal(t, ledger.UsageReported, w.outcome().UsageState)
 }
 
+// An error that the provider tells inside its stream ends the answer; it is passed on, and not cut off.
+func TestStreamFails(t *testing.T) {
+	t.Parallel()
+	const failure = "data: {\"error\":{\"message\":\"overloaded\"}}\n\n"
+	w := start(t, roomy, func(rw http.ResponseWriter, _ *http.Request) { events(rw, firstChunk, failure) })
+	a := w.chat(`,"stream":true`)
+	require.NoError(t, a.err)
+	require.Equal(t, firstChunk+failure, a.body)
+	o := w.outcome()
+	require.Equal(t, ledger.ReasonUpstreamFailed, o.Finish)
+	require.Equal(t, ledger.UsageEstimated, o.UsageState)
+}
+
 // A provider that does not stream is answered through, and metered.
 func TestStreamThatIsNone(t *testing.T) {
 	t.Parallel()

@@ -100,7 +100,7 @@ func writeProblem(w http.ResponseWriter, d *dialect, p *problem) {
 	if told.wait > 0 {
 		setRetryAfter(header, told)
 	}
-	if d.requestID != "" && p.requestID != "" {
+	if p.requestID != "" {
 		header.Set(d.requestID, p.requestID)
 	}
 	header.Set("Content-Type", "application/json")

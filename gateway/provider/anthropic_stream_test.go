@@ -63,6 +63,10 @@ func relayMessage(t require.TestingT, text string) (string, Answer) {
 	return s.String(), answer
 }
 
+// BerriAI/litellm #11789, maximhq/bifrost #3451, envoyproxy/ai-gateway #2290, apache/apisix #13662: what the first and the last
+// event tell of usage is merged, and each figure counts once.
+//
+// Long: one row a kind of stream.
 func TestRelayMessage(t *testing.T) {
 	t.Parallel()
 	start, end := messageStart(startUsage), messageDelta("end_turn", endUsage)+messageStop
