@@ -158,6 +158,14 @@ func TestLogHoldsNothingThatIsSaid(t *testing.T) {
 		case "rate limit":
 			rw.WriteHeader(http.StatusTooManyRequests)
 			said(completion)
+		case "message":
+			said(`{"id":"1","type":"message","role":"assistant","model":"m","content":[{"type":"text","text":"` + completion + `"}],"usage":{"input_tokens":1,"output_tokens":1}}`)
+		case "message's stream":
+			rw.Header().Set("Content-Type", "text/event-stream")
+			said(startEvent + strings.ReplaceAll(textEvent, "Hello.", completion) + deltaEvent + stopEvent)
+		case "message's stream that breaks":
+			rw.Header().Set("Content-Type", "text/event-stream")
+			said(startEvent + strings.ReplaceAll(textEvent+errorEvent, "Overloaded", completion) + completion)
 		case "stream":
 			rw.Header().Set("Content-Type", "text/event-stream")
 			said(chunk + chunk + "data: [DONE]\n\n")
@@ -188,10 +196,13 @@ func TestLogHoldsNothingThatIsSaid(t *testing.T) {
 	for _, name := range []string{
 		"answer", "no usage", "nonsense", "absurd", "error that tells the prompt and the key back", "rate limit", "stream", "stream that breaks",
 		"stream of nonsense", "body that breaks", "no answer",
+		"message", "message's stream", "message's stream that breaks",
 	} {
 		mode.Store(name)
 		send(chatPath+"?key="+passenger, chat)
 		send(chatPath, `{"model":"patient","stream":true,`+message+`}`)
+		send(messagesPath, `{"model":"claude","system":"`+prompt+`",`+message+`}`)
+		send(messagesPath, `{"model":"claude","stream":true,`+message+`}`)
 		send("/v1/completions", `{"model":"gpt-4o-mini","prompt":"`+prompt+`"}`)
 		send("/v1/embeddings", `{"model":"text-embedding-3-small","input":["`+prompt+`"]}`)
 	}
