@@ -22,10 +22,7 @@ type tally struct {
 func (r *refusals) take(now time.Time) (counts []tally, since time.Time) {
 	r.mu.Lock()
 	taken := r.counts
-	since, r.since = r.since, now
-	if len(taken) > 0 {
-		r.counts = map[refused]*int64{}
-	}
+	since, r.since, r.counts = r.since, now, map[refused]*int64{}
 	r.mu.Unlock()
 	counts = make([]tally, 0, len(taken))
 	for key, n := range taken {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 	"unsafe"
@@ -74,6 +75,40 @@ func TestEachRefusalIsRecordedOnce(t *testing.T) {
 		record(t, r, now, got, 1000)
 		require.Equal(t, want, got)
 	})
+}
+
+// Counting goes on while counts are taken, and none gets lost or is taken twice.
+func TestRefusalsAreTakenWhileTheyAreCounted(t *testing.T) {
+	t.Parallel()
+	r := newRefusals(noon)
+	const callers, each = 4, 5000
+	var counting sync.WaitGroup
+	for i := range callers {
+		counting.Go(func() {
+			for n := range each {
+				r.add(noon, event.RefusalCount{App: "shop", Subject: fmt.Sprint(i, n%7)})
+			}
+		})
+	}
+	done := make(chan struct{})
+	go func() {
+		counting.Wait()
+		close(done)
+	}()
+	got := kept{}
+	for taking := true; taking; {
+		select {
+		case <-done:
+			taking = false
+		default:
+		}
+		record(t, r, noon, got, 1_000_000)
+	}
+	var sum int64
+	for _, n := range got {
+		sum += n
+	}
+	require.Equal(t, int64(callers*each), sum)
 }
 
 // record does what the gateway does, with an outbox that fails after some events.
