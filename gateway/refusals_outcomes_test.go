@@ -74,7 +74,6 @@ func TestWaitingCallerThatLeavesIsNotRefused(t *testing.T) {
 func TestDegradedRefusalsAreRecorded(t *testing.T) {
 	t.Parallel()
 	w := begin(t, plain)
-	w.config.LimiterTimeout = time.Second
 	link := stack.Proxy(t, w.redis.Options().Addr)
 	client, err := lua.Connect(fmt.Sprintf("redis://%s/%d", link.Addr, w.redis.Options().DB), lua.Options{})
 	require.NoError(t, err)
@@ -84,7 +83,8 @@ func TestDegradedRefusalsAreRecorded(t *testing.T) {
 	require.Equal(t, 200, w.chat("").StatusCode)
 	shown := map[string]float64{"app app:checkout app-day": 1 - 1e-6}
 	require.Equal(t, shown, shares(t, w.registry))
-	link.BlackHole(true)
+	link.Refuse(true)
+	link.Drop()
 	for range 5 {
 		require.Equal(t, "DEGRADED", w.problemOf(w.chat("")).Tollgate.Reason)
 	}
