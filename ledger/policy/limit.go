@@ -77,7 +77,6 @@ func (f *file) limit(item value) *Limit {
 	}
 	if v, ok := rec.require("tier", "say whose counters they are, e.g. app"); ok {
 		l.Tier, _ = choice(v, "tier", ledger.Tiers()...)
-		v.uses("tier " + string(l.Tier))
 	}
 	if v, ok := rec.get("by"); ok {
 		l.By = f.by(v, l.Tier)
@@ -115,7 +114,6 @@ func (f *file) measure(l *Limit, rec record) {
 	}
 	if v, ok := rec.get("concurrency"); ok {
 		found = append(found, "concurrency")
-		v.uses("concurrency")
 		l.Concurrency, _ = v.count("requests in flight", 1, maxRate)
 	}
 	switch {
@@ -141,15 +139,10 @@ func (f *file) switches(l *Limit, rec record) {
 		l.Priority = v.boolean()
 		if l.Priority && l.Tier != ledger.TierEndpoint {
 			v.fail("priority belongs to the tier endpoint: remove it")
-		} else if l.Priority {
-			v.uses("priority")
 		}
 	}
 	if v, ok := rec.get("shadow"); ok {
 		l.Shadow = v.boolean()
-		if l.Shadow {
-			v.uses("shadow")
-		}
 	}
 }
 
@@ -222,7 +215,6 @@ func (v value) rate() *Rate {
 	if v, ok := rec.get("algorithm"); ok {
 		rate.Algorithm, _ = choice(v, "algorithm", ledger.AlgorithmTokenBucket, ledger.AlgorithmSlidingLog,
 			ledger.AlgorithmSlidingCounter, ledger.AlgorithmFixedWindow)
-		v.uses("algorithm " + string(rate.Algorithm))
 	}
 	if v, ok := rec.get("burst"); ok {
 		rate.Burst = rate.burst(v, rate.Amount)
@@ -275,7 +267,6 @@ func (v value) onExceed() OnExceed {
 	if answer.Action, ok = choice(v, "action", ActionReject, ActionThrottle, ActionFallback, ActionFlag); !ok {
 		return answer
 	}
-	v.uses("action " + string(answer.Action))
 	wait, hasWait := rec.get("max_wait")
 	depth, hasDepth := rec.get("max_depth")
 	if answer.Action != ActionThrottle {

@@ -90,7 +90,6 @@ func (f *file) by(v value, tier ledger.Tier) []Dimension {
 		case slices.Contains(dimensions, d):
 			v.fail("%s is repeated: keep one", quote(string(d)))
 		default:
-			v.uses("by " + string(d))
 			dimensions = append(dimensions, d)
 		}
 	}

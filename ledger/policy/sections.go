@@ -232,7 +232,6 @@ func (f *file) apps(top record) {
 			}
 		}
 		if v, ok := rec.get("fallback"); ok {
-			v.uses("fallback")
 			app.Fallback = f.fallback(v)
 		}
 		f.policy.Apps[e.name] = app
