@@ -1,0 +1,229 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"github.com/tidwall/gjson"
+
+	"tollgate/e2e/system"
+	"tollgate/ledger/policy"
+)
+
+// soon is within what a pushed policy must be in force, and what a machine adds on which everything runs at once.
+const soon = time.Second + 2*time.Second
+
+// pushPolicy writes a policy of the limits, pushes it, and waits until every gateway says that it is in force.
+func pushPolicy(s *system.System, limits string) {
+	s.WritePolicy(limits)
+	inForce(s, policy.RevisionOf([]byte(s.Policy(limits))), func() { s.CLI("policy", "push", s.PolicyFile) })
+}
+
+// inForce waits until every gateway has taken the revision after the change.
+func inForce(s *system.System, revision string, change func()) {
+	taken := func(g *system.Part) int { return strings.Count(g.Log(), `"policy in force","revision":"`+revision) }
+	before := make([]int, len(s.Gateways))
+	for i, g := range s.Gateways {
+		before[i] = taken(g)
+	}
+	change()
+	for i, g := range s.Gateways {
+		s.Eventually(soon, "policy in force", func() error {
+			if taken(g) == before[i] {
+				return fmt.Errorf("%s does not judge by %s", g.URL, revision)
+			}
+			return nil
+		})
+	}
+}
+
+// million is a call that costs 2.5 dollars for each million input tokens, and as good as nothing besides.
+func million(s *system.System, gateway *system.Part, key string, tokens int, header ...string) system.Answer {
+	r := system.Request{
+		Key: key, Path: "/v1/chat/completions", Body: system.ChatBody("gpt-4o", "Hello", 10, false),
+		Header: map[string]string{"X-Sim-Prompt-Tokens": fmt.Sprint(tokens), "X-Sim-Completion-Tokens": "0"},
+	}
+	for i := 0; i < len(header); i += 2 {
+		r.Header[header[i]] = header[i+1]
+	}
+	return s.Send(context.Background(), gateway.URL, r)
+}
+
+// A limit that begins inside a running window binds with what was used before it, also by what was in flight when it came; a
+// raised one helps and a lowered one binds at once, and usage survives them all.
+func TestLimitsChangeInARunningWindow(t *testing.T) {
+	t.Parallel()
+	const roomy = "  - {name: app-day, tier: app, budget: {usd: 1000, per: day}}\n"
+	s := system.New(t, system.Options{Limits: roomy, Gateways: 1, Settlers: 2, Pushed: true})
+	g, key := s.Gateways[0], s.KnownKey(system.App)
+	require.True(t, million(s, g, key, 2_000_000).Passed())
+	s.Eventually(10*time.Second, "settled", func() error {
+		if n := s.Int(`SELECT count(*) FROM reservations WHERE state = 'settled'`); n != 1 {
+			return fmt.Errorf("%d settled", n)
+		}
+		return nil
+	})
+
+	// In flight at the switch: it has the provider's attention, and its outcome comes when the new limit is in force.
+	var inFlight sync.WaitGroup
+	inFlight.Go(func() {
+		if a := million(s, g, key, 400_000, "X-Sim-Latency", "6s"); !a.Passed() {
+			t.Errorf("in flight: %s", a)
+		}
+	})
+	s.Eventually(5*time.Second, "in flight", func() error {
+		if n := s.Int(`SELECT count(*) FROM reservations WHERE state = 'pending'`); n != 1 {
+			return fmt.Errorf("%d pending", n)
+		}
+		return nil
+	})
+
+	keyDay := func(usd string) string {
+		return roomy + "  - {name: key-day, tier: key, by: [model], budget: {usd: " + usd + ", per: day}}\n"
+	}
+	pushPolicy(s, keyDay("3"))
+	refused := func(used float64) {
+		t.Helper()
+		a := million(s, g, key, 0)
+		require.Equal(t, http.StatusTooManyRequests, a.Status, a.String())
+		require.Equal(t, "KEY_QUOTA", a.Reason, a.String())
+		require.Equal(t, "key-day", gjson.GetBytes(a.Body, "tollgate.limit_name").Str, a.String())
+		require.InDelta(t, used, gjson.GetBytes(a.Body, "tollgate.used").Float(), 0, a.String())
+	}
+	refused(5)
+	inFlight.Wait()
+	s.Eventually(10*time.Second, "what was in flight is settled", func() error {
+		if n := s.Int(`SELECT nanousd FROM budgets WHERE family = 'key[model]'`); n != 6_000_000_000 {
+			return fmt.Errorf("%d nano-dollars used", n)
+		}
+		return nil
+	})
+	refused(6)
+
+	pushPolicy(s, keyDay("7"))
+	require.True(t, million(s, g, key, 100_000).Passed(), "a raised limit helps at once")
+	pushPolicy(s, keyDay("6"))
+	s.Eventually(10*time.Second, "settled", func() error {
+		if n := s.Int(`SELECT count(*) FROM reservations WHERE state = 'pending'`); n != 0 {
+			return fmt.Errorf("%d pending", n)
+		}
+		return nil
+	})
+	refused(6.25)
+	pushPolicy(s, roomy)
+	require.True(t, million(s, g, key, 100_000).Passed())
+	pushPolicy(s, keyDay("6"))
+	refused(6.5)
+	s.Check()
+}
+
+// A temporary override lapses by itself, in a gateway that runs, at its instant.
+func TestOverrideLapses(t *testing.T) {
+	t.Parallel()
+	s := system.New(t, system.Options{Limits: "  - {name: none, tier: app, budget: {requests: 0, per: day}, overrides: {other: {requests: 1}}}\n", Gateways: 1, Settlers: 1, Pushed: true})
+	g, key := s.Gateways[0], s.KnownKey(system.App)
+	require.Equal(t, "REQUEST_TOO_LARGE", million(s, g, key, 0).Reason, "nothing is allowed")
+
+	until := time.Now().Add(6 * time.Second).Truncate(time.Second)
+	pushPolicy(s, fmt.Sprintf("  - {name: promotion, tier: app, budget: {requests: 0, per: day}, overrides: {%s: {requests: 1000000, until: %s}}}\n",
+		system.App, until.UTC().Format(time.RFC3339)))
+	last, passed := time.Time{}, 0
+	for {
+		sent := time.Now()
+		a := million(s, g, key, 0)
+		answered := time.Now()
+		if a.Passed() {
+			require.True(t, sent.Before(until), "allowed at %s, %s after the end", sent, sent.Sub(until))
+			last, passed = answered, passed+1
+			continue
+		}
+		require.Equal(t, "REQUEST_TOO_LARGE", a.Reason, a.String())
+		require.False(t, answered.Before(until), "refused at %s, before the end", answered)
+		break
+	}
+	require.Positive(t, passed)
+	t.Logf("%d requests passed, the last answered %s before the end", passed, until.Sub(last))
+	s.Check()
+}
+
+// All gateways judge by the same revision within a second of a push, each reservation says by which, and a policy that cannot be
+// taken changes nothing.
+func TestGatewaysJudgeByOneRevision(t *testing.T) {
+	t.Parallel()
+	limit := func(n int) string { // each with counters that are new, and filled before it is in force
+		return fmt.Sprintf("  - {name: app-day, tier: app, by: [%s], budget: {requests: 1000000, per: day}}\n",
+			[]string{"user", "model", "plan", "provider"}[n])
+	}
+	s := system.New(t, system.Options{Limits: limit(0), Gateways: 2, Settlers: 1, Pushed: true})
+	key := s.KnownKey(system.App)
+	type sent struct {
+		at time.Time
+		id string
+	}
+	var mu sync.Mutex
+	var calls []sent
+	stop := system.Traffic(4, func(i int) system.Answer {
+		at := time.Now()
+		a := million(s, s.Gateways[i%2], key, 0)
+		mu.Lock()
+		calls = append(calls, sent{at, a.ID})
+		mu.Unlock()
+		return a
+	})
+	revisions := []string{policy.RevisionOf([]byte(s.Policy(limit(0))))}
+	var begun, pushes []time.Time
+	for n := 1; n <= 3; n++ {
+		s.WritePolicy(limit(n))
+		begun = append(begun, time.Now())
+		s.CLI("policy", "push", s.PolicyFile)
+		pushes = append(pushes, time.Now())
+		revisions = append(revisions, policy.RevisionOf([]byte(s.Policy(limit(n)))))
+		time.Sleep(soon)
+	}
+	_, err := s.TryCLI("policy", "push", s.PolicyFile+".none")
+	require.Error(t, err)
+	s.WritePolicy("  - {name: broken, tier: apps, budget: {requests: 1, per: day}}\n")
+	_, err = s.TryCLI("policy", "push", s.PolicyFile)
+	require.ErrorContains(t, err, "limits[0].tier: unknown tier")
+	for _, a := range stop() {
+		require.True(t, a.Passed(), a.String())
+	}
+	s.Check()
+
+	judged := map[string]string{}
+	for _, row := range s.Rows(`SELECT request_id, policy_revision FROM finance.requests`) {
+		judged[row[0].(string)] = row[1].(string)
+	}
+	require.Len(t, judged, len(calls))
+	slowest := make([]time.Duration, len(pushes))
+	for _, c := range calls {
+		revision := judged[c.id]
+		for n := range pushes {
+			switch after := c.at.Sub(pushes[n]); {
+			case revision == revisions[n]: // the one before
+				require.Less(t, after, soon, "judged by %s after the push of %s", revision, revisions[n+1])
+				slowest[n] = max(slowest[n], c.at.Sub(begun[n]))
+			case n+1 == len(pushes):
+				require.Equal(t, revisions[n+1], revision)
+			}
+			if revision == revisions[n] {
+				break
+			}
+		}
+	}
+	t.Logf("the revision before was last judged by %s after the command to push had been started", slowest)
+
+	history := s.CLI("policy", "history")
+	require.Equal(t, 4, strings.Count(history, "\n"), history)
+	second := strings.Fields(strings.Split(history, "\n")[1])
+	require.Equal(t, revisions[1], second[2])
+	inForce(s, revisions[1], func() { s.CLI("policy", "rollback", second[0]) })
+	s.WritePolicy(limit(1))
+	require.Equal(t, s.Policy(limit(1)), s.CLI("policy", "show"))
+}
