@@ -46,8 +46,9 @@ func Parse(data []byte, lookupEnv func(string) (string, bool)) (*Policy, error) 
 	}
 	p := f.policy
 	p.Revision = RevisionOf(data)
-	p.warnings, p.later = r.warnings, r.later
 	p.compile()
+	p.warnings, p.later = append(r.warnings, p.together()...), r.later
+	p.warnings.sort()
 	return p, nil
 }
 

@@ -225,7 +225,7 @@ models: {gpt-4: {provider: p}}
 apps: {a: {fallback: {gpt-5: gpt-4}}}
 limits:
   - {name: a, tier: app, rate: {requests: 10001, per: day, algorithm: sliding_log}}
-  - {name: b, tier: app, rate: {requests: 10000, per: day, algorithm: sliding_log}}
+  - {name: b, tier: key, rate: {requests: 10000, per: day, algorithm: sliding_log}}
   - {name: c, tier: app, budget: {requests: 10001, per: day}, hard: true}
 `).Warnings().Error())
 }
