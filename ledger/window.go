@@ -49,21 +49,21 @@ func (c Calendar) Window(period Period, at time.Time) Window {
 	}
 }
 
-// startOfDay is the first instant of a calendar date. Where clocks jump over midnight (Beirut, Havana) time.Date names an
-// instant of the day before or an hour later; the search walks to the true first instant.
+// startOfDay is the first instant of a calendar date, or of the next one where a place left the date out (Samoa skipped 30
+// December 2011). Where clocks jump over midnight (Beirut, Havana) time.Date names an instant of the day before or an hour
+// later; the search walks to the true first instant.
 func startOfDay(y int, m time.Month, d int, loc *time.Location) time.Time {
 	t := time.Date(y, m, d, 0, 0, 0, 0, loc)
-	// The date asked for, normalised (32 January is 1 February), independent of the location's clock changes.
-	want := time.Date(y, m, d, 12, 0, 0, 0, time.UTC)
-	sameDate := func(t time.Time) bool {
-		ty, tm, td := t.In(loc).Date()
-		wy, wm, wd := want.Date()
-		return ty == wy && tm == wm && td == wd
+	// Dates as numbers that ascend. The one asked for is normalised (32 January is 1 February), whatever the location's clocks do.
+	number := func(t time.Time) int {
+		y, m, d := t.Date()
+		return (y*12+int(m))*31 + d
 	}
-	for !sameDate(t) {
+	want := number(time.Date(y, m, d, 12, 0, 0, 0, time.UTC))
+	for number(t.In(loc)) < want {
 		t = t.Add(15 * time.Minute)
 	}
-	for sameDate(t.Add(-15 * time.Minute)) {
+	for number(t.Add(-15*time.Minute).In(loc)) >= want {
 		t = t.Add(-15 * time.Minute)
 	}
 	return t.UTC()
