@@ -102,9 +102,8 @@ func (a *Admission) waitInLine(ctx context.Context, ask *Ask, v *Verdict, w *wai
 		*w.queued = Queued{Limit: refused.LimitName, Position: hint.Position, Expected: hint.ExpectedWait}
 	}
 	late := func(r *Refusal) (*Verdict, bool, error) {
-		told := *r
-		told.Queue = &hint
-		v.Refusal = &told
+		v.Refusal = r.told()
+		v.Refusal.Queue = &hint
 		return v, true, nil
 	}
 	if place == nil {

@@ -6,6 +6,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -326,4 +327,42 @@ func TestFallback(t *testing.T) {
 	v = w.reserve(a)
 	require.Equal(t, "big", v.Refusal.LimitName)
 	require.Equal(t, "gpt-4o-mini", v.Refusal.FallbackModel, "told, not done")
+}
+
+// Who comes while others wait is told what is left of the wait, of its own request, and no offer that was made to another app.
+func TestBusyLineTellsWhatIsLeft(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		var l lines
+		throttle := policy.OnExceed{Action: policy.ActionThrottle, MaxWait: time.Minute, MaxDepth: 1}
+		s := LimitState{
+			Applied:  policy.Applied{Limit: &policy.Limit{Name: "l", Tier: ledger.TierPlatform, Rate: &policy.Rate{Unit: ledger.UnitTokens}}, Subject: "platform", Value: 100},
+			OnExceed: throttle, Used: 90, Wait: 10 * time.Second,
+		}
+		first := refusalOf([]LimitState{s}, ledger.Amounts{Tokens: 40})
+		first.judged, first.FallbackModel = time.Now(), "another-app-s-model"
+		head, _ := l.join(first, time.Now().Add(time.Minute))
+		defer head.leave()
+		time.Sleep(4 * time.Second)
+		r := l.busy([]LimitState{{Applied: s.Applied, OnExceed: throttle}}, ledger.Amounts{Tokens: 20})
+		require.Equal(t, 6*time.Second, r.RetryAfter)
+		require.Equal(t, 6*time.Second, r.probe)
+		require.Equal(t, []int64{90, 100, 20}, []int64{r.Used, r.Limit, r.Needed})
+		require.Contains(t, r.Message, "needs 20 tokens")
+		require.Empty(t, r.FallbackModel)
+		time.Sleep(time.Minute)
+		require.Equal(t, heldOnly, r.told().RetryAfter, "0 would mean that no wait helps")
+		require.Zero(t, gone.told().RetryAfter)
+	})
+}
+
+// After a loss of Redis's data no slot is given before every gateway has told of its own: that wait is told.
+func TestSlotsAfterALossAreWaitedFor(t *testing.T) {
+	t.Parallel()
+	limit := &policy.Limit{Name: "l", Tier: ledger.TierApp, Concurrency: 2}
+	for wait, probe := range map[time.Duration]time.Duration{heldOnly: probeHeld, 8 * time.Second: 8 * time.Second} {
+		r := refusalOf([]LimitState{{Applied: policy.Applied{Limit: limit, Value: 2}, Used: 2, Wait: wait}}, ledger.Amounts{Requests: 1})
+		require.Equal(t, wait, r.RetryAfter)
+		require.Equal(t, probe, r.probe)
+	}
 }

@@ -196,6 +196,7 @@ func (a *Admission) conclude(c *candidate, d *lua.Decision) {
 	a.remember(c, d.Now)
 	if d.Status == lua.StatusRefused {
 		c.Refusal = refusalOf(c.Limits, c.Reservation.Held)
+		c.Refusal.judged = time.Now()
 		if own := c.rules.policy.Apps[app]; own != nil {
 			c.Refusal.FallbackModel = own.Fallback[c.ask.Model]
 		}

@@ -61,9 +61,11 @@ func (l *lines) busy(states []LimitState, need ledger.Amounts) *Refusal {
 			continue
 		}
 		if line := l.byKey[lineKey{s.Applied.Limit.Name, s.Applied.Subject}]; line != nil {
-			r := *line.last
-			r.Needed, r.onExceed = need.In(r.Unit), s.OnExceed
-			return &r
+			last := line.last.told()
+			s.Used, s.Held, s.Reset = last.Used, last.Held, last.ResetsAt
+			r := limitRefusal(s, need) // the line's refusal may be another app's, with other needs and offers
+			r.RetryAfter, r.probe, r.judged, r.Exhausted, r.onExceed = last.RetryAfter, last.probe, last.judged, last.Exhausted, s.OnExceed
+			return r
 		}
 	}
 	return nil

@@ -31,6 +31,20 @@ type Refusal struct {
 
 	onExceed policy.OnExceed // what becomes of the request instead
 	probe    time.Duration   // when it is worth to judge the request again
+	judged   time.Time       // what RetryAfter and probe count from; zero when no limit was asked
+}
+
+// told is the refusal with what is left now of its waits: a wait that was told is never 0, which would mean that none helps.
+func (r *Refusal) told() *Refusal {
+	now := *r
+	if r.judged.IsZero() {
+		return &now
+	}
+	passed := time.Since(r.judged)
+	now.RetryAfter = max(r.RetryAfter-passed, min(r.RetryAfter, heldOnly))
+	now.probe = max(r.probe-passed, 0)
+	now.judged = r.judged.Add(passed)
+	return &now
 }
 
 // QueueHint is the place in a throttling queue and how long it takes to come to its head.
@@ -71,8 +85,8 @@ func limitStates(applied []policy.Applied, plan *policy.Plan) []LimitState {
 	return states
 }
 
-// heldOnly is the wait told when a budget would have room but for reservations in flight, or a slot for one more in flight:
-// they may be given back at any moment.
+// heldOnly is the wait told when a budget would have room but for reservations in flight, and the script's for a slot: they may
+// be given back at any moment. After a loss of Redis's data a slot's wait is longer, until every gateway has told its own.
 const heldOnly = time.Second
 
 // probeHeld is how often a request that waits for what is in flight is judged again.
@@ -93,14 +107,11 @@ func refusalOf(states []LimitState, need ledger.Amounts) *Refusal {
 			r = limitRefusal(s, need)
 			r.onExceed = s.OnExceed
 		}
-		wait, probe := s.Wait, s.Wait
-		if s.Applied.Limit.Concurrency > 0 {
-			wait = heldOnly
-		}
-		if wait == heldOnly {
+		probe := s.Wait
+		if probe == heldOnly {
 			probe = probeHeld
 		}
-		r.RetryAfter, r.probe = max(r.RetryAfter, wait), max(r.probe, probe)
+		r.RetryAfter, r.probe = max(r.RetryAfter, s.Wait), max(r.probe, probe)
 		r.onExceed = stricter(r.onExceed, s.OnExceed)
 		if s.Applied.Limit.Budget != nil {
 			never = never || s.Wait <= 0
