@@ -20,10 +20,6 @@ const (
 )
 
 const (
-	// maxAsking is how many calls may wait for Redis at once: 16 for each connection of a pool of 64. Who comes on top would
-	// wait longer than a decision may take; it is turned away at once, which says nothing about Redis and is not counted as
-	// a timeout. So a Redis that stalls never holds up more goroutines than this.
-	maxAsking = 1024
 	// leastCalls is how many calls a share must be of before it opens the breaker.
 	leastCalls = 20
 	// closeAfter is how many probes in a row must succeed: the first may have done no more than open a connection.
@@ -51,7 +47,6 @@ type Breaker struct {
 	onChange func(open bool, why string)
 	clock    *stopwatch
 	open     atomic.Bool
-	asking   atomic.Int64
 	opened   chan struct{} // holds one element from opening until Run has seen it
 	adjusted chan struct{} // holds one element from SetConfig until Run has seen it
 	counts   breakerCounts
@@ -87,24 +82,20 @@ func (b *Breaker) SetConfig(config policy.Breaker) {
 // Open reports whether the breaker is open.
 func (b *Breaker) Open() bool { return b.open.Load() }
 
-// Allow reports whether Redis may be asked now. After true, Done must follow exactly once. False while the breaker is closed
-// means that too many wait for Redis already.
+// Allow reports whether Redis may be asked now. Done must tell of every call that is made then.
 func (b *Breaker) Allow() bool {
 	if b.open.Load() {
 		b.counts.calls[callKept].Add(1)
 		return false
 	}
-	if b.asking.Add(1) > maxAsking {
-		b.asking.Add(-1)
-		b.counts.calls[callShed].Add(1)
-		return false
-	}
 	return true
 }
 
+// Shed tells that a call was not made because too many were under way, which says nothing about Redis.
+func (b *Breaker) Shed() { b.counts.calls[callShed].Add(1) }
+
 // Done tells what came of a call that Allow allowed, and how long it took.
 func (b *Breaker) Done(took time.Duration, err error) {
-	b.asking.Add(-1)
 	result := resultOf(err)
 	b.counts.calls[result].Add(1)
 	if result == callUnsent {

@@ -14,7 +14,7 @@ const (
 	callBroken              // answered: the state of its keys is of no use
 	callOutage              // Redis as a whole could not be asked
 	callUnsent              // the call itself was wrong
-	callShed                // too many were waiting
+	callShed                // too many were under way
 	callKept                // the breaker was open
 	callResults
 )

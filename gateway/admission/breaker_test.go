@@ -265,25 +265,3 @@ func TestBreakerTakesAPolicyAtOnce(t *testing.T) {
 		require.False(t, s.Open())
 	})
 }
-
-// Whoever comes on top of those that Redis keeps waiting is turned away at once, which is no sign of an outage.
-func TestBreakerBoundsWhoWaits(t *testing.T) {
-	t.Parallel()
-	bubble(t, usual, func(s *sick) {
-		for range maxAsking {
-			require.True(t, s.Allow())
-		}
-		for range 100 {
-			require.False(t, s.Allow())
-		}
-		require.False(t, s.Open())
-		s.Done(0, nil)
-		require.True(t, s.Allow())
-		require.False(t, s.Allow())
-		for range maxAsking {
-			s.Done(0, nil)
-		}
-		require.False(t, s.Open())
-		require.Zero(t, s.asking.Load())
-	})
-}

@@ -25,7 +25,7 @@ const callsAtOnce = 64
 // askRedis makes the one call of a decision, unless the breaker is open. Its caller waits for its turn no longer than the
 // limiter's timeout, and for Redis no longer than that once more.
 func (a *Admission) askRedis(ctx context.Context, c *lua.ReserveCall) (lua.Decision, error) {
-	if a.breaker.Open() {
+	if !a.breaker.Allow() {
 		return lua.Decision{}, errBreakerOpen
 	}
 	select {
@@ -36,11 +36,12 @@ func (a *Admission) askRedis(ctx context.Context, c *lua.ReserveCall) (lua.Decis
 		select {
 		case a.asking <- struct{}{}:
 		case <-late.C:
+			a.breaker.Shed()
 			return lua.Decision{}, errCrowded
 		}
 	}
 	defer func() { <-a.asking }()
-	if !a.breaker.Allow() {
+	if !a.breaker.Allow() { // it may have opened meanwhile
 		return lua.Decision{}, errBreakerOpen
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, a.timeout, errors.New("reserve: Redis did not answer in time"))
@@ -136,14 +137,18 @@ func spentBudget(s *LimitState) SpentBudget {
 	return SpentBudget{s.Applied.Subject, s.Applied.Limit.Budget.Period, s.Applied.Limit.Budget.Unit}
 }
 
-// probe finds out whether Redis takes writes again, and has it hold what was admitted without it, before it is asked again.
+// probe finds out whether Redis takes writes again, and has it hold what was admitted without it, and the slots that may have
+// lapsed meanwhile, before it is asked again.
 func (a *Admission) probe(ctx context.Context) error {
 	timed, cancel := context.WithTimeoutCause(ctx, a.timeout, errors.New("probe: Redis did not answer in time"))
 	defer cancel()
 	if err := a.scripts.Probe(timed); err != nil {
 		return err
 	}
-	return a.register(ctx)
+	if err := a.register(ctx); err != nil {
+		return err
+	}
+	return a.leases.renewNow(ctx)
 }
 
 func (a *Admission) breakerChanged(open bool, why string) {

@@ -14,6 +14,7 @@ import (
 
 	"tollgate/e2e/stack"
 	"tollgate/ledger"
+	"tollgate/ledger/event"
 	"tollgate/lua"
 )
 
@@ -228,4 +229,69 @@ limits:
 	require.Equal(t, ledger.ReasonAppQuota, v.Refusal.Reason)
 	require.Equal(t, []int64{1, 1, 1}, []int64{v.Refusal.Used, v.Refusal.Limit, v.Refusal.Needed})
 	require.Positive(t, v.Refusal.RetryAfter)
+}
+
+// What was admitted without Redis and cannot be told to it, because of one app's keys, keeps nobody from asking it again.
+func TestBrokenKeysDoNotKeepTheBreakerOpen(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, settings{}, roomyPolicy)
+	require.Nil(t, w.reserve(ask()).Refusal)
+	for _, key := range w.state() {
+		require.NoError(t, w.redis.Del(t.Context(), key).Err())
+		require.NoError(t, w.redis.Set(t.Context(), key, "nonsense", 0).Err())
+	}
+	v := w.reserve(ask())
+	require.True(t, v.Degraded)
+	require.Nil(t, v.Refusal)
+	require.NoError(t, w.probe(t.Context()))
+	require.False(t, w.spell.any(), "its settlement will tell")
+	require.Contains(t, w.logs.String(), "redis cannot be told")
+}
+
+// Who finds the breaker open, or gets no turn in time, is counted, and says nothing about Redis.
+func TestCallsThatAreNotMadeAreCounted(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, settings{timeout: 20 * time.Millisecond}, roomyPolicy)
+	for range callsAtOnce {
+		w.asking <- struct{}{}
+	}
+	for range 5 {
+		v := w.reserve(ask())
+		require.True(t, v.Degraded)
+		require.False(t, v.MaybeHeld)
+	}
+	require.False(t, w.breaker.Open())
+	require.EqualValues(t, 5, w.breaker.counts.calls[callShed].Load())
+	w.breaker.open.Store(true)
+	require.True(t, w.reserve(ask()).Degraded)
+	require.EqualValues(t, 1, w.breaker.counts.calls[callKept].Load())
+}
+
+// Slots that lapsed while Redis was away are taken again before it is asked.
+func TestLapsedSlotsAreTakenBeforeTheReturn(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, settings{}, "limits:\n  - {name: l, tier: app, concurrency: 1}\n")
+	w.run()
+	require.Nil(t, w.reserve(ask()).Refusal)
+	for _, key := range w.state() {
+		if strings.Contains(key, "inflight") {
+			require.NoError(t, w.redis.Del(t.Context(), key).Err())
+		}
+	}
+	require.NoError(t, w.probe(t.Context()))
+	v := w.reserve(ask())
+	require.NotNil(t, v.Refusal)
+	require.Equal(t, ledger.ReasonConcurrency, v.Refusal.Reason)
+}
+
+// While a rebuild is known to be under way, an app that was never judged here does not make its callers wait for it.
+func TestOnlyTheFirstWaitsForARebuild(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, settings{unmarked: true}, roomyPolicy)
+	_, err := w.nc.SubscribeSync(event.RebuildSubject) // a settler that does not answer
+	require.NoError(t, err)
+	w.losses.notice(app)
+	begun := time.Now()
+	require.Equal(t, ledger.ReasonRebuilding, w.reserve(ask()).Refusal.Reason)
+	require.Less(t, time.Since(begun), rebuildTimeout/2)
 }

@@ -3,6 +3,7 @@ package admission
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"maps"
 	"slices"
@@ -26,10 +27,12 @@ type leases struct {
 	live  map[string][]lua.Lease
 	ended []lua.Lease
 	wake  chan struct{}
+
+	asked chan chan struct{} // who asks for a renewal has its channel closed when it is done
 }
 
 func newLeases(scripts *lua.Scripts, timeout time.Duration, log *slog.Logger) *leases {
-	return &leases{scripts: scripts, timeout: timeout, log: log, live: map[string][]lua.Lease{}, wake: make(chan struct{}, 1)}
+	return &leases{scripts: scripts, timeout: timeout, log: log, live: map[string][]lua.Lease{}, wake: make(chan struct{}, 1), asked: make(chan chan struct{})}
 }
 
 // begin notes the slots that the reservation has taken.
@@ -75,9 +78,34 @@ func (l *leases) run(ctx context.Context) error {
 			return nil
 		case <-l.wake:
 			l.giveBack(ctx)
+		case done := <-l.asked:
+			l.renew(ctx)
+			close(done)
 		case <-ticker.C:
 			l.renew(ctx)
 		}
+	}
+}
+
+// renewNow returns when every slot in use has been renewed as well as it can be, or ctx has ended. It needs run.
+func (l *leases) renewNow(ctx context.Context) error {
+	l.mu.Lock()
+	none := len(l.live) == 0
+	l.mu.Unlock()
+	if none {
+		return nil
+	}
+	done := make(chan struct{})
+	select {
+	case l.asked <- done:
+	case <-ctx.Done():
+		return fmt.Errorf("renew slots: %w", context.Cause(ctx))
+	}
+	select {
+	case <-done:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("renew slots: %w", context.Cause(ctx))
 	}
 }
 

@@ -41,6 +41,17 @@ func (l *losses) judged(app string) {
 	l.lost.Store(int64(len(l.since)))
 }
 
+// noticed reports whether the app is known to be missing.
+func (l *losses) noticed(app string) bool {
+	if l.lost.Load() == 0 {
+		return false
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	_, known := l.since[app]
+	return known
+}
+
 // notice has the app rebuilt in the background, and says for how long it has been missing.
 func (l *losses) notice(app string) time.Duration {
 	l.mu.Lock()
@@ -59,9 +70,9 @@ func (l *losses) notice(app string) time.Duration {
 }
 
 // rebuiltNow has the counters of an app rebuilt while its first request here waits: a new app, or a new gateway, has nothing
-// to fall back on. An app that was judged before does not make its callers wait.
+// to fall back on. An app that was judged before, or whose rebuild goes on in the background, does not make its callers wait.
 func (a *Admission) rebuiltNow(ctx context.Context, app string) bool {
-	if _, seen := a.losses.seen.Load(app); seen {
+	if _, seen := a.losses.seen.Load(app); seen || a.losses.noticed(app) {
 		return false
 	}
 	if err := a.rebuild(ctx, app); err != nil {

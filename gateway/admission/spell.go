@@ -15,50 +15,44 @@ import (
 // a while: until their settlement is written back, Redis must count them as held.
 type spell struct {
 	mu       sync.Mutex // guards what follows
-	admitted map[string]spellEntry
-	looked   time.Time // when those that ended long ago were last dropped
+	admitted map[string]lua.Open
+	ended    []spellEnd // in the order of time; some may be registered by now
 }
 
-type spellEntry struct {
-	lua.Open
-	ended time.Time // zero while the request is in flight
+type spellEnd struct {
+	id string
+	at time.Time
 }
 
-// Bounds on what is kept of requests that have ended: by then a settler that is there at all has settled them.
+// Bounds on what is kept of requests that have ended: by then a settler that is there at all has settled them. There are never
+// more of those in flight than callers.
 const (
 	spellKeep = time.Minute
 	spellMost = 10_000
-	// spellLook is how often they are looked for, which takes long where there are many.
-	spellLook = time.Second
 )
 
 func (s *spell) begin(app string, res *event.Reservation) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.admitted == nil {
-		s.admitted = map[string]spellEntry{}
+		s.admitted = map[string]lua.Open{}
 	}
-	if len(s.admitted) >= spellMost && time.Since(s.looked) >= spellLook {
-		s.dropEndedLocked()
-	}
-	s.admitted[res.ID] = spellEntry{Open: openOf(app, res)}
+	s.admitted[res.ID] = openOf(app, res)
 }
 
 func (s *spell) dropEndedLocked() {
-	s.looked = time.Now()
-	for id, e := range s.admitted {
-		if !e.ended.IsZero() && time.Since(e.ended) > spellKeep {
-			delete(s.admitted, id)
-		}
+	for len(s.ended) > spellMost || len(s.ended) > 0 && time.Since(s.ended[0].at) > spellKeep {
+		delete(s.admitted, s.ended[0].id)
+		s.ended = s.ended[1:]
 	}
 }
 
 func (s *spell) end(id string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if e, ok := s.admitted[id]; ok {
-		e.ended = time.Now()
-		s.admitted[id] = e
+	if _, ok := s.admitted[id]; ok {
+		s.ended = append(s.ended, spellEnd{id, time.Now()})
+		s.dropEndedLocked()
 	}
 }
 
@@ -75,29 +69,38 @@ func (s *spell) open() map[string][]lua.Open {
 	defer s.mu.Unlock()
 	s.dropEndedLocked()
 	byApp := map[string][]lua.Open{}
-	for _, e := range s.admitted {
-		byApp[e.App] = append(byApp[e.App], e.Open)
+	for _, open := range s.admitted {
+		byApp[open.App] = append(byApp[open.App], open)
 	}
 	return byApp
 }
 
-// registered forgets what Redis has been told.
+// registered forgets what Redis has been told, or never can be.
 func (s *spell) registered(opens []lua.Open) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for i := range opens {
 		delete(s.admitted, opens[i].ReservationID)
 	}
+	if len(s.admitted) == 0 {
+		s.ended = nil
+	}
 }
 
 // register has Redis hold what was admitted without it, without judging it: the next decisions must see it. What has ended
-// meanwhile and is settled, Redis knows as ended.
+// meanwhile and is settled, Redis knows as ended. An app whose keys are broken must not keep the others from being judged: what
+// it was admitted is given up, and counts when it is settled.
 func (a *Admission) register(ctx context.Context) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, registerTimeout, errors.New("register: Redis did not answer in time"))
 	defer cancel()
 	for app, opens := range a.spell.open() {
-		if _, err := a.scripts.Settle(ctx, app, nil, opens, nil); err != nil {
+		_, err := a.scripts.Settle(ctx, app, nil, opens, nil)
+		switch {
+		case err == nil:
+		case lua.Outage(err):
 			return fmt.Errorf("register what was admitted without Redis: %w", err)
+		default:
+			a.log.Error("redis cannot be told what was admitted without it", "app", app, "reservations", len(opens), "error", err)
 		}
 		a.spell.registered(opens) // or not applied: a mark is missing, and the rebuild reads them from the ledger
 	}

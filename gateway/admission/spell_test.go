@@ -11,30 +11,24 @@ import (
 	"tollgate/ledger/event"
 )
 
-// What ended long ago is dropped, and looking for it is no work that every request does again.
-func TestSpellForgetsWhatEndedLongAgo(t *testing.T) {
+// However many requests end during a spell, what is remembered of them is bounded, in number and in time.
+func TestSpellForgetsWhatHasEnded(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		var s spell
-		come := func(from, to int, end bool) {
-			for i := from; i < to; i++ {
-				id := strconv.Itoa(i)
-				s.begin("shop", &event.Reservation{ID: id})
-				if end {
-					s.end(id)
-				}
-			}
+		s.begin(app, &event.Reservation{ID: "in flight"})
+		for i := range 2 * spellMost {
+			id := strconv.Itoa(i)
+			s.begin(app, &event.Reservation{ID: id})
+			s.end(id)
 		}
-		come(0, spellMost+1, true)
-		first := s.looked
-		require.Equal(t, time.Now(), first)
-		come(spellMost+1, 3*spellMost, true)
-		time.Sleep(spellLook - 1)
-		come(3*spellMost, 3*spellMost+1, false)
-		require.Equal(t, first, s.looked, "not again within the second")
-		require.Len(t, s.admitted, 3*spellMost+1)
+		require.Equal(t, spellMost+1, len(s.admitted))
+		require.NotZero(t, s.admitted[strconv.Itoa(2*spellMost-1)], "the latest are kept")
 		time.Sleep(spellKeep)
-		come(-1, 0, false)
-		require.Len(t, s.admitted, 2, "one in flight, one just come")
+		require.Equal(t, spellMost+1, len(s.open()[app]))
+		time.Sleep(1)
+		require.Len(t, s.open()[app], 1, "who is in flight")
+		s.registered(s.open()[app])
+		require.False(t, s.any())
 	})
 }
