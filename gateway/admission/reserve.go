@@ -99,6 +99,9 @@ func (a *Admission) SetPolicy(p *policy.Policy, upstreams map[string]*provider.U
 	if err != nil {
 		return fmt.Errorf("prices of policy %s: %w", p.Revision, err)
 	}
+	if before := a.rules.Load(); before != nil && before.policy.Calendar != p.Calendar {
+		a.exhausted.Clear() // windows end at other times now
+	}
 	a.breaker.SetConfig(p.Degraded.Breaker)
 	a.rules.Store(&rules{p, book, upstreams})
 	return nil

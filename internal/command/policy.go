@@ -28,6 +28,7 @@ func newPolicy() *cobra.Command {
 			return err
 		},
 	}
+	var expect uint64
 	push := &cobra.Command{
 		Use:   "push FILE",
 		Short: "Publish a policy to every gateway that has no file of its own",
@@ -37,9 +38,14 @@ func newPolicy() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return publishPolicy(c, data)
+			var expected *uint64
+			if c.Flags().Changed("expect") {
+				expected = &expect
+			}
+			return publishPolicy(c, data, expected)
 		},
 	}
+	push.Flags().Uint64Var(&expect, "expect", 0, "push only over this revision (the first column of history); 0: only if none was pushed")
 	show := &cobra.Command{
 		Use:   "show",
 		Short: "Print the policy that was pushed last",
@@ -140,9 +146,25 @@ func policyBucket(ctx context.Context, nc *nats.Conn) (jetstream.KeyValue, error
 	return gateway.PolicyBucket(ctx, js)
 }
 
-func publishPolicy(c *cobra.Command, data []byte) error {
+// publishPolicy pushes over the revision that stands, which must be the expected one where one is: of two who push at the same
+// moment, one is told.
+func publishPolicy(c *cobra.Command, data []byte, expected *uint64) error {
 	return withBucket(c.Context(), func(ctx context.Context, bucket jetstream.KeyValue) error {
-		revision, err := bucket.Put(ctx, policy.BucketKey, data)
+		var stands uint64
+		entry, err := bucket.Get(ctx, policy.BucketKey)
+		switch {
+		case err == nil:
+			stands = entry.Revision()
+		case !errors.Is(err, jetstream.ErrKeyNotFound):
+			return fmt.Errorf("push policy: %w", err)
+		}
+		if expected != nil && *expected != stands {
+			return fmt.Errorf("push policy: revision %d is in force, not %d: compare with 'tollgate policy show' and push again", stands, *expected)
+		}
+		revision, err := bucket.Update(ctx, policy.BucketKey, data, stands)
+		if errors.Is(err, jetstream.ErrKeyExists) {
+			return errors.New("push policy: another policy was pushed at the same moment: compare with 'tollgate policy show' and push again")
+		}
 		if err != nil {
 			return fmt.Errorf("push policy: %w", err)
 		}
@@ -168,7 +190,7 @@ func rollbackPolicy(c *cobra.Command, text string) error {
 	if err != nil {
 		return err
 	}
-	return publishPolicy(c, data)
+	return publishPolicy(c, data, nil)
 }
 
 // pushedPolicy is the policy that was pushed last; it errors when none was.

@@ -93,6 +93,13 @@ func TestPolicyPushAndBack(t *testing.T) {
 		require.Regexp(t, `^`+string(rune('1'+i))+` \d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ `+policy.RevisionOf([]byte(text))+`$`, history[i])
 	}
 
+	stale := tollgate(t, env, "policy", "push", "--expect", "2", write(t, "other.yaml", second))
+	require.Equal(t, 1, stale.code)
+	require.Contains(t, stale.stderr, "revision 3 is in force, not 2")
+	require.Equal(t, first, mustRun(t, env, "policy", "show").stdout)
+	require.Contains(t, mustRun(t, env, "policy", "push", "--expect", "3", write(t, "other.yaml", second)).stdout, "pushed as revision 4 ")
+	mustRun(t, env, "policy", "rollback", "1")
+
 	for revision, want := range map[string]string{"9": "revision 9: ", "first": `revision "first" is not a number`, "-1": "unknown shorthand flag"} {
 		r := tollgate(t, env, "policy", "rollback", revision)
 		require.NotZero(t, r.code)
