@@ -167,6 +167,6 @@ func (a *Admission) Finish(v *Verdict) {
 	}
 	a.leases.end(v.Reservation.ID)
 	if v.Degraded {
-		a.spell.end(v.Reservation.ID)
+		a.spell.end(v.Reservation.ID, a.clock.Now())
 	}
 }

@@ -47,10 +47,16 @@ func (s *spell) dropEndedLocked() {
 	}
 }
 
-func (s *spell) end(id string) {
+// end notes that a request has ended. It is overdue from now on: where its settlement was written back before Redis heard of it,
+// nobody else would give it back, and the settler asks Postgres about what is overdue.
+func (s *spell) end(id string, now time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if _, ok := s.admitted[id]; ok {
+	if o, ok := s.admitted[id]; ok {
+		if now.Before(o.Deadline) {
+			o.Deadline = now
+			s.admitted[id] = o
+		}
 		s.ended = append(s.ended, spellEnd{id, time.Now()})
 		s.dropEndedLocked()
 	}

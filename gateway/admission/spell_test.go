@@ -20,7 +20,7 @@ func TestSpellForgetsWhatHasEnded(t *testing.T) {
 		for i := range 2 * spellMost {
 			id := strconv.Itoa(i)
 			s.begin(app, &event.Reservation{ID: id})
-			s.end(id)
+			s.end(id, time.Now())
 		}
 		require.Equal(t, spellMost+1, len(s.admitted))
 		require.NotZero(t, s.admitted[strconv.Itoa(2*spellMost-1)], "the latest are kept")
