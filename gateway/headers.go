@@ -66,7 +66,7 @@ func appendField(policies, limits *strings.Builder, s *admission.LimitState, nee
 	}
 	limit := s.Applied.Limit
 	name := `"` + limit.Name + `"`
-	policies.WriteString(name + ";q=" + strconv.FormatInt(s.Applied.Value, 10))
+	policies.WriteString(name + ";q=" + fieldInteger(s.Applied.Value))
 	switch {
 	case limit.Concurrency > 0:
 		policies.WriteString(`;qu="concurrent-requests"`)
@@ -78,11 +78,18 @@ func appendField(policies, limits *strings.Builder, s *admission.LimitState, nee
 	if limit.Rate != nil {
 		policies.WriteString(";w=" + strconv.FormatInt(seconds(limit.Rate.Window), 10))
 	}
-	limits.WriteString(name + ";r=" + strconv.FormatInt(s.Remaining(need), 10))
+	limits.WriteString(name + ";r=" + fieldInteger(s.Remaining(need)))
 	switch {
 	case !s.Fits && s.Wait > 0:
 		limits.WriteString(";t=" + strconv.FormatInt(seconds(s.Wait), 10))
 	case !s.Reset.IsZero():
 		limits.WriteString(";t=" + strconv.FormatInt(seconds(s.Reset.Sub(now)), 10))
 	}
+}
+
+// fieldInteger is a figure for a structured field, whose integers have at most fifteen digits (RFC 9651, section 3.3.1): readers
+// throw away a field with a longer one, so of more than that it says that there is at least so much.
+func fieldInteger(n int64) string {
+	const most = 999_999_999_999_999
+	return strconv.FormatInt(min(n, most), 10)
 }
