@@ -11,7 +11,7 @@ dev: ## run the whole system until Ctrl-C
 test: ## install what the tests need where it is missing, then run every check
 	@.ci/check
 
-deps: ## install what the tests need where it is missing: redis-server, Postgres, a C compiler
+deps: ## install what the tests need where it is missing: redis-server, Postgres, a C compiler, Node
 	@.ci/check deps
 
 lint: ## gofumpt, go vet, staticcheck, go mod tidy -diff

@@ -2,7 +2,6 @@ package e2e
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"net/http"
 	"strings"
@@ -161,55 +160,4 @@ FROM finance.spend_daily WHERE app = $1`, system.App).Scan(&requests, &input, &o
 SELECT sum(debit_usd)::numeric(20, 9)::text, sum(credit_usd)::numeric(20, 9)::text, sum(balance_usd)::numeric(20, 9)::text
 FROM finance.trial_balance`).Scan(&debit, &credit, &balance))
 	require.Equal(t, []string{spent, spent, dollars(0)}, []string{debit, credit, balance})
-}
-
-// A refusal tells an SDK what to do: one attempt where waiting is not worth it.
-func TestRefusalThroughSDK(t *testing.T) {
-	t.Parallel()
-	s := system.New(t, system.Options{
-		Limits:   "\n  - {name: app-day, tier: app, budget: {requests: 1, per: day}}\n",
-		Gateways: 1, Settlers: 1,
-	})
-	key := s.KnownKey(system.App)
-	client := sdk(t, s.Gateways[0].URL, key)
-	chat := openai.ChatCompletionNewParams{Model: "gpt-4o-mini", Messages: message("Hello"), MaxTokens: openai.Int(10)}
-	var raw *http.Response
-	_, err := client.Chat.Completions.New(t.Context(), chat, option.WithResponseInto(&raw))
-	require.NoError(t, err)
-	settled(t, s, raw.Header.Get("X-Tollgate-Request-Id")) // what is only held may come back in a second, and is worth a retry
-	attempts := 0
-	_, err = client.Chat.Completions.New(t.Context(), chat, option.WithMaxRetries(3),
-		option.WithMiddleware(func(req *http.Request, next option.MiddlewareNext) (*http.Response, error) {
-			attempts++
-			return next(req)
-		}))
-	var problem *openai.Error
-	require.ErrorAs(t, err, &problem)
-	require.Equal(t, 1, attempts, "the SDK must not repeat what cannot succeed")
-	require.Equal(t, http.StatusTooManyRequests, problem.StatusCode)
-	require.Equal(t, "insufficient_quota", problem.Code)
-	var body struct {
-		Tollgate struct {
-			Reason    string `json:"reason"`
-			Layer     string `json:"layer"`
-			Subject   string `json:"subject"`
-			LimitName string `json:"limit_name"`
-			Unit      string `json:"unit"`
-			Limit     int    `json:"limit"`
-			Used      int    `json:"used"`
-			Held      int    `json:"held"`
-			Needed    int    `json:"needed"`
-		} `json:"tollgate"`
-	}
-	answer := s.Send(t.Context(), s.Gateways[0].URL, system.Request{
-		Key: key, Path: "/v1/chat/completions", Body: system.ChatBody("gpt-4o-mini", "Hello", 10, false),
-	})
-	require.NoError(t, json.Unmarshal(answer.Body, &body))
-	g := body.Tollgate
-	require.Equal(t, []any{"APP_QUOTA", "app", "app-day", "requests", 1, 1, 1},
-		[]any{g.Reason, g.Layer, g.LimitName, g.Unit, g.Limit, g.Used + g.Held, g.Needed}, string(answer.Body))
-	require.Contains(t, g.Subject, "shop")
-	require.Equal(t, "false", answer.Header.Get("X-Should-Retry"))
-	require.NotEmpty(t, answer.Header.Get("Retry-After"))
-	s.Check()
 }
