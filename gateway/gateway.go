@@ -98,6 +98,7 @@ func New(config Config, d Deps) (*Gateway, error) {
 		Scripts: d.Scripts, Keys: g.directory, Control: g.control, Clock: clock, Timeout: config.LimiterTimeout,
 		Metrics: admission.NewMetrics(d.Registry), Degraded: func(on bool) { g.metrics.setDegraded(componentRedis, on) }, Log: d.Log,
 	})
+	d.Registry.MustRegister(g.admission.Breaker())
 	return g, g.setPolicy(d.Policy)
 }
 

@@ -57,6 +57,9 @@ var (
 		"Probes of a Redis that was given up, by result.", []string{"result"}, nil)
 )
 
+// Breaker is what decides whether Redis may be asked, for its metrics.
+func (a *Admission) Breaker() *Breaker { return a.breaker }
+
 // Describe lists the breaker's metrics: a Breaker is a prometheus.Collector.
 func (b *Breaker) Describe(descs chan<- *prometheus.Desc) {
 	descs <- breakerCallsDesc
