@@ -202,35 +202,42 @@ FROM budgets`
 	}, nil
 }
 
-var metricLine = regexp.MustCompile(`(?m)^([a-z_]+)(?:\{[^}]*\})? (\S+)$`)
+var metricLine = regexp.MustCompile(`(?m)^([a-z_]+)(?:\{([^}]*)\})? (\S+)$`)
 
 // Metric is the sum of a metric's series of one part. It is safe for concurrent use.
-func (s *System) Metric(ctx context.Context, p *Part, name string) (float64, error) {
+func (s *System) Metric(ctx context.Context, p *Part, name string) (sum float64, err error) {
+	series, err := s.Series(ctx, p, name)
+	for _, value := range series {
+		sum += value
+	}
+	return sum, err
+}
+
+// Series are a metric's series of one part by their labels, as in `result="open"`. It is safe for concurrent use.
+func (s *System) Series(ctx context.Context, p *Part, name string) (map[string]float64, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, p.Admin+"/metrics", nil)
 	if err != nil {
-		return 0, err
+		return nil, err
 	}
 	res, err := s.client.Do(req)
 	if err != nil {
-		return 0, err
+		return nil, err
 	}
 	body, err := io.ReadAll(res.Body)
 	if err = errors.Join(err, res.Body.Close()); err != nil {
-		return 0, err
+		return nil, err
 	}
-	sum, found := 0.0, false
+	series := map[string]float64{}
 	for _, match := range metricLine.FindAllStringSubmatch(string(body), -1) {
 		if match[1] != name {
 			continue
 		}
-		value, err := strconv.ParseFloat(match[2], 64)
-		if err != nil {
-			return 0, fmt.Errorf("metric %s: %w", name, err)
+		if series[match[2]], err = strconv.ParseFloat(match[3], 64); err != nil {
+			return nil, fmt.Errorf("metric %s: %w", name, err)
 		}
-		sum, found = sum+value, true
 	}
-	if !found {
-		return 0, fmt.Errorf("%s has no metric %s", p.Name, name)
+	if len(series) == 0 {
+		return nil, fmt.Errorf("%s has no metric %s", p.Name, name)
 	}
-	return sum, nil
+	return series, nil
 }

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/tidwall/gjson"
 )
@@ -30,6 +31,9 @@ type Answer struct {
 	Header http.Header
 	Body   []byte
 	Err    error // of the connection, before or within the body
+
+	Sent time.Time
+	Took time.Duration // until the body was read
 }
 
 // Passed reports whether the provider's answer arrived whole.
@@ -52,13 +56,15 @@ func (s *System) Send(ctx context.Context, url string, r Request) Answer {
 	for name, value := range r.Header {
 		req.Header.Set(name, value)
 	}
+	sent := time.Now()
 	res, err := s.client.Do(req)
 	if err != nil {
-		return Answer{Err: err}
+		return Answer{Err: err, Sent: sent, Took: time.Since(sent)}
 	}
-	a := Answer{Status: res.StatusCode, ID: res.Header.Get("X-Tollgate-Request-Id"), Header: res.Header}
+	a := Answer{Status: res.StatusCode, ID: res.Header.Get("X-Tollgate-Request-Id"), Header: res.Header, Sent: sent}
 	a.Body, a.Err = io.ReadAll(res.Body)
 	a.Err = errors.Join(a.Err, res.Body.Close())
+	a.Took = time.Since(sent)
 	a.Reason = gjson.GetBytes(a.Body, "tollgate.reason").Str
 	return a
 }
