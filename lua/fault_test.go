@@ -20,7 +20,7 @@ func TestOutage(t *testing.T) {
 		return func(c *redis.Client) error { return c.ConfigSet(context.Background(), name, value).Err() }
 	}
 	replicaOf := func(host, port string) func(*redis.Client) error {
-		return func(c *redis.Client) error { return c.SlaveOf(context.Background(), host, port).Err() }
+		return func(c *redis.Client) error { return c.ReplicaOf(context.Background(), host, port).Err() }
 	}
 	for name, row := range map[string]struct {
 		begin, end func(*redis.Client) error
