@@ -26,8 +26,9 @@ func Arrivals(perSecond int, call func(i int) Answer) (stop func() []Answer) {
 			}
 			// A ticker drops what it is late with.
 			for due := int(time.Since(begun).Seconds() * float64(perSecond)); i < due; i++ {
+				n := i
 				wg.Go(func() {
-					a := call(i)
+					a := call(n)
 					mu.Lock()
 					defer mu.Unlock()
 					answers = append(answers, a)
