@@ -104,7 +104,7 @@ func Gateway(ctx context.Context, o Options, out io.Writer) (result *Result, err
 	}
 	defer func() { err = errors.Join(err, raw.close()) }()
 	fmt.Fprintln(out, "starting Postgres, Redis, NATS, simulator, proxy, settler and gateway …")
-	s, err := start(ctx, o)
+	s, err := start(ctx, o, gatewayPolicy, true)
 	if err != nil {
 		return nil, err
 	}

@@ -26,7 +26,16 @@ func newClient(address string) *client {
 // answerLimit bounds one request: a target that hangs is a failure.
 const answerLimit = 30 * time.Second
 
-// do sends a request and reads its answer to the end; the time is that of the first byte. Any status but 200 is an error.
+// statusError is an answer with any status but 200.
+type statusError struct {
+	status int
+	body   string
+}
+
+func (e *statusError) Error() string { return fmt.Sprintf("status %d: %s", e.status, e.body) }
+
+// do sends a request and reads its answer to the end; the time is that of the first byte. Any status but 200 is a
+// *statusError.
 func (c *client) do(request []byte) (first time.Time, err error) {
 	if c.conn == nil {
 		if c.conn, err = net.DialTimeout("tcp", c.address, answerLimit); err != nil {
@@ -60,7 +69,7 @@ func (c *client) do(request []byte) (first time.Time, err error) {
 		return first, fmt.Errorf("answer broke off: %w", err)
 	}
 	if status != 200 {
-		return first, fmt.Errorf("status %d: %s", status, bytes.TrimSpace(c.body))
+		return first, &statusError{status, string(bytes.TrimSpace(c.body))}
 	}
 	return first, nil
 }

@@ -63,3 +63,38 @@ func TestGateway(t *testing.T) {
 	require.NoError(t, err)
 	require.Empty(t, left, "the run removes its data")
 }
+
+// The other benches run, find what they look for, and leave nothing.
+func TestBenches(t *testing.T) {
+	if testing.Short() {
+		t.Skip("starts every server")
+	}
+	for _, b := range []struct {
+		name string
+		args []string
+		want []string
+	}{
+		{"admission", []string{"--callers", "2", "--slice", "200ms", "--rounds", "1"}, []string{`2 +admitted`, `2 +refused last`, `whole requests`}},
+		{"limits", []string{"--duration", "2s"}, []string{`sliding_log +600 +62 +62 `, `sliding_counter +600 +62 +62 `, `token_bucket`}},
+		{"isolation", []string{"--round", "1s", "--rounds", "1"}, []string{`the loud one: \d+ of 1000 passed`, `requests of the nine that were refused: \d+ of 288`}},
+		{"users", []string{"--users", "1000"}, []string{`without end among those looked at: 0`}},
+	} {
+		t.Run(b.name, func(t *testing.T) {
+			dir := t.TempDir()
+			t.Setenv("TMPDIR", dir)
+			var out, progress bytes.Buffer
+			figures := filepath.Join(dir, "figures.json")
+			code := command.Run(t.Context(), append([]string{"bench", b.name, "--json", figures}, b.args...), &out, &progress)
+			require.Zero(t, code, progress.String())
+			for _, want := range b.want {
+				require.Regexp(t, want, out.String())
+			}
+			text, err := os.ReadFile(figures)
+			require.NoError(t, err)
+			require.True(t, json.Valid(text))
+			left, err := filepath.Glob(filepath.Join(dir, "tollgate-bench-*"))
+			require.NoError(t, err)
+			require.Empty(t, left, "the run removes its data")
+		})
+	}
+}

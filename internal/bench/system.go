@@ -3,6 +3,7 @@ package bench
 import (
 	"context"
 	_ "embed"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
@@ -19,6 +20,7 @@ import (
 
 	"tollgate/internal/dev/services"
 	"tollgate/internal/dev/services/child"
+	"tollgate/internal/sim"
 	"tollgate/ledger/keys"
 	"tollgate/ledger/pg"
 	"tollgate/migrations"
@@ -26,7 +28,7 @@ import (
 )
 
 //go:embed policy.yaml
-var policyFile []byte
+var gatewayPolicy []byte
 
 const (
 	startLimit = time.Minute
@@ -38,12 +40,14 @@ const (
 type system struct {
 	program string // this program, to run parts of it
 	dir     string
+	policy  []byte
 	env     []string
 	pids    map[string]int
 	own     map[string]*child.Process
 	stops   []func(context.Context) error
 
 	store    *pg.Store
+	nc       *nats.Conn
 	js       jetstream.JetStream
 	consumer jetstream.Consumer // the settler's, once awaitSettled has found it
 	callers  []caller
@@ -53,10 +57,11 @@ type system struct {
 	databaseURL, redisURL, nats string
 }
 
-// start starts everything; on an error what has been started is stopped again.
-func start(ctx context.Context, o Options) (s *system, err error) {
+// start starts everything, the bare proxy only where it is wanted, with gateways that follow the policy; on an error what has
+// been started is stopped again.
+func start(ctx context.Context, o Options, policy []byte, proxy bool) (s *system, err error) {
 	s = &system{
-		pids: map[string]int{partLoad: os.Getpid()}, own: map[string]*child.Process{}, env: environment(),
+		policy: policy, pids: map[string]int{partLoad: os.Getpid()}, own: map[string]*child.Process{}, env: environment(),
 		admin: map[string]string{}, debug: map[string]string{},
 	}
 	defer func() {
@@ -71,9 +76,11 @@ func start(ctx context.Context, o Options) (s *system, err error) {
 		return s, err
 	}
 	s.onStop(func(context.Context) error { return os.RemoveAll(s.dir) })
-	for _, step := range []func(context.Context, Options) error{
-		s.startPostgres, s.startRedis, s.startNATS, s.startSim, s.startProxy, s.makeKeys, s.startSettler, s.startGateway,
-	} {
+	steps := []func(context.Context, Options) error{s.startPostgres, s.startRedis, s.startNATS, s.startSim}
+	if proxy {
+		steps = append(steps, s.startProxy)
+	}
+	for _, step := range append(steps, s.makeKeys, s.startSettler, s.startGateway) {
 		if err := step(ctx, o); err != nil {
 			return s, err
 		}
@@ -153,19 +160,18 @@ func (s *system) startNATS(ctx context.Context, o Options) error {
 	if err := s.run(partNATS, env, "bench", "nats", "--store", filepath.Join(s.dir, partNATS), "--listen", address); err != nil {
 		return err
 	}
-	var nc *nats.Conn
 	err = s.await(ctx, partNATS, func() error {
-		nc, err = nats.Connect(s.nats, nats.Name("tollgate-bench"))
+		s.nc, err = nats.Connect(s.nats, nats.Name("tollgate-bench"))
 		return err
 	})
 	if err != nil {
 		return err
 	}
 	s.onStop(func(context.Context) error {
-		nc.Close()
+		s.nc.Close()
 		return nil
 	})
-	s.js, err = jetstream.New(nc)
+	s.js, err = jetstream.New(s.nc)
 	return err
 }
 
@@ -219,20 +225,30 @@ func (s *system) startSettler(ctx context.Context, o Options) error {
 }
 
 func (s *system) startGateway(ctx context.Context, o Options) (err error) {
-	file := filepath.Join(s.dir, "policy.yaml")
-	if err := os.WriteFile(file, policyFile, 0o600); err != nil {
-		return err
+	s.gateway, err = s.addGateway(ctx, o, partGateway, s.redisURL)
+	return err
+}
+
+// addGateway starts a gateway and returns its address.
+func (s *system) addGateway(ctx context.Context, o Options, part, redisURL string) (address string, err error) {
+	file := filepath.Join(s.dir, part+".yaml")
+	if err := os.WriteFile(file, s.policy, 0o600); err != nil {
+		return "", err
 	}
-	if s.gateway, err = freeAddress(); err != nil {
-		return err
+	if address, err = freeAddress(); err != nil {
+		return "", err
 	}
 	// All parts and the load share this machine: a decision may have to wait for a processor.
 	env := []string{
-		"TOLLGATE_LIMITER_TIMEOUT=250ms", "REDIS_URL=" + s.redisURL, "NATS_URL=" + s.nats, "TOLLGATE_BENCH_PROVIDER_URL=http://" + s.sim, "TOLLGATE_BENCH_PROVIDER_KEY=bench",
+		"TOLLGATE_LIMITER_TIMEOUT=250ms", "REDIS_URL=" + redisURL, "NATS_URL=" + s.nats,
+		providerURL + "=http://" + s.sim, "TOLLGATE_BENCH_PROVIDER_KEY=bench",
 	}
-	return s.startService(ctx, o, partGateway, env,
-		"gateway", "--listen", s.gateway, "--policy", file, "--data", filepath.Join(s.dir, partGateway))
+	return address, s.startService(ctx, o, part, env,
+		"gateway", "--listen", address, "--policy", file, "--data", filepath.Join(s.dir, part))
 }
+
+// providerURL is the variable by which a policy names the simulator.
+const providerURL = "TOLLGATE_BENCH_PROVIDER_URL"
 
 // startService starts a part with an admin plane and waits until it says that it is ready.
 func (s *system) startService(ctx context.Context, o Options, part string, env []string, args ...string) error {
@@ -302,6 +318,20 @@ func (s *system) setSim(ctx context.Context, latency time.Duration) error {
 		return err
 	}
 	return call(ctx, http.MethodPost, "http://"+s.sim+"/sim/reset", "")
+}
+
+// books is what the simulator has billed since it was last set.
+func (s *system) books(ctx context.Context) (records []sim.Record, err error) {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+s.sim+"/sim/books", http.NoBody)
+	if err != nil {
+		return nil, err
+	}
+	response, err := http.DefaultClient.Do(request)
+	if err != nil {
+		return nil, err
+	}
+	err = json.NewDecoder(response.Body).Decode(&records)
+	return records, errors.Join(err, response.Body.Close())
 }
 
 func call(ctx context.Context, method, url, body string) error {

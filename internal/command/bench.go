@@ -18,7 +18,8 @@ import (
 )
 
 func newBench() *cobra.Command {
-	return group("bench", "Measure what the README says about speed", newBenchGateway(), newBenchNATS(), newBenchProxy())
+	return group("bench", "Measure what the README says about speed",
+		newBenchGateway(), newBenchAdmission(), newBenchLimits(), newBenchIsolation(), newBenchUsers(), newBenchNATS(), newBenchProxy())
 }
 
 func newBenchGateway() *cobra.Command {
