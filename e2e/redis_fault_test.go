@@ -26,7 +26,7 @@ const (
 // Timeouts of the limiter. Two processors run all of this: where Redis must not be given up, no call may be late by that.
 const (
 	hastyTimeout   = 250 * time.Millisecond
-	patientTimeout = 2 * time.Second
+	patientTimeout = 15 * time.Second
 )
 
 // redisFault is something that happens to Redis under load.
