@@ -77,7 +77,6 @@ func TestBenches(t *testing.T) {
 		{"admission", []string{"--callers", "2", "--slice", "200ms", "--rounds", "1"}, []string{`2 +admitted`, `2 +refused last`, `whole requests`}},
 		{"limits", []string{"--duration", "2s"}, []string{`sliding_log +600 +62 +62 `, `sliding_counter +600 +62 +62 `, `token_bucket`}},
 		{"isolation", []string{"--round", "1s", "--rounds", "1"}, []string{`the loud one: \d+ of 1000 passed`, `requests of the nine that were refused: \d+ of 288`}},
-		{"users", []string{"--users", "1000"}, []string{`without end among those looked at: 0`}},
 	} {
 		t.Run(b.name, func(t *testing.T) {
 			dir := t.TempDir()
