@@ -167,17 +167,11 @@ func (x *exchange) rawEstimate(model string) provider.Estimate {
 	if e, known := x.estimates[model]; known {
 		return e
 	}
-	e, err := x.request.Estimate(model)
-	if err != nil {
-		// The body was read before, so it can be read again; if not, the estimate for the model that it names stands in.
-		x.g.log.Error("estimate cannot be made", "model", model, "error", err)
-		e, _ = x.request.Estimate(x.request.Model)
-	}
 	if x.estimates == nil {
 		x.estimates = map[string]provider.Estimate{}
 	}
-	x.estimates[model] = e
-	return e
+	x.estimates[model] = x.request.Estimate(model)
+	return x.estimates[model]
 }
 
 // userHeader names the end user, before the body does.

@@ -98,11 +98,11 @@ func measure(t *testing.T, data []byte) map[string]*accuracy {
 		}
 		r, err := endpoint.Parse(x.Request)
 		require.NoError(t, err, x.ID)
-		counted := "guessed"
-		if r.raw.Exact {
+		e, counted := r.Estimate(r.Model), "guessed"
+		if e.Exact {
 			counted = "counted"
 		}
-		raw, held := float64(r.raw.Input)/float64(actual), float64(r.Input)/float64(actual)
+		raw, held := float64(e.Input)/float64(actual), float64(e.Corrected())/float64(actual)
 		for _, group := range []string{"all " + counted, x.kind() + ", " + counted, x.Provider + ", " + counted} {
 			if groups[group] == nil {
 				groups[group] = &accuracy{}
@@ -110,7 +110,7 @@ func measure(t *testing.T, data []byte) map[string]*accuracy {
 			groups[group].raw, groups[group].held = append(groups[group].raw, raw), append(groups[group].held, held)
 		}
 		if held < 0.95 || held > 2.5 {
-			t.Logf("%s %s %s, %s: %d estimated, %d held, %d reported", x.ID, x.Provider, r.Model, x.kind(), r.raw.Input, r.Input, actual)
+			t.Logf("%s %s %s, %s: %d estimated, %d held, %d reported", x.ID, x.Provider, r.Model, x.kind(), e.Input, e.Corrected(), actual)
 		}
 	}
 	report := "estimate / reported:      count  raw: least p50  held: least p50  p95  most  below 1\n"

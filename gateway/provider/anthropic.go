@@ -17,7 +17,7 @@ func parseAnthropic(endpoint Endpoint, body []byte) (*Request, error) {
 		return nil, err
 	}
 	// The usage comes in every stream, unasked.
-	r := &Request{Endpoint: endpoint, body: body, UsageAsked: true}
+	r := &Request{Endpoint: endpoint, body: body, found: found, UsageAsked: true}
 	if r.Model, err = text(found, "model"); err != nil {
 		return nil, err
 	}
@@ -36,14 +36,13 @@ func parseAnthropic(endpoint Endpoint, body []byte) (*Request, error) {
 	if r.Stream, err = flag(found, "stream"); err != nil {
 		return nil, err
 	}
-	bound, err := outputBound(found["max_tokens"])
-	if err != nil {
+	if r.bound, err = outputBound(found["max_tokens"]); err != nil {
 		return nil, err
 	}
+	r.choices = min(r.bound, 1)
 	if bytes.Contains(body, hourField) {
 		r.Also = []ledger.Class{ledger.ClassCacheWrite1h}
 	}
-	r.estimate(found, bound, min(bound, 1))
 	return r, nil
 }
 

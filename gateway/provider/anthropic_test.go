@@ -56,29 +56,29 @@ func TestParseAnthropicReads(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		more string
-		want Request
+		want read
 	}{
-		"least":           {``, Request{Output: 9}},
-		"stream":          {`,"stream":true`, Request{Output: 9, Stream: true}},
-		"nulls":           {`,"stream":null,"metadata":null`, Request{Output: 9}},
-		"user":            {`,"metadata":{"user_id":"ada","x":1}`, Request{Output: 9, User: "ada"}},
-		"null user":       {`,"metadata":{"user_id":null}`, Request{Output: 9}},
-		"not OpenAI's":    {`,"user":"eve","n":7`, Request{Output: 9}},
-		"cache of 5 min":  {`,"cache_control":{"type":"ephemeral","ttl":"5m"}`, Request{Output: 9}},
-		"cache of 1 h":    {`,"cache_control":{"type":"ephemeral","ttl":"1h"}`, Request{Output: 9, Also: []ledger.Class{ledger.ClassCacheWrite1h}}},
-		"1 h in a text":   {`,"system":"say \"1h\""`, Request{Output: 9}},
-		"unknown fields":  {`,"thinking":{"type":"adaptive"},"container":{"id":"c"},"speed":"fast"`, Request{Output: 9}},
-		"thinking counts": {`,"thinking":{"type":"enabled","budget_tokens":8}`, Request{Output: 9}},
+		"least":           {``, read{Output: 9}},
+		"stream":          {`,"stream":true`, read{Output: 9, Stream: true}},
+		"nulls":           {`,"stream":null,"metadata":null`, read{Output: 9}},
+		"user":            {`,"metadata":{"user_id":"ada","x":1}`, read{Output: 9, User: "ada"}},
+		"null user":       {`,"metadata":{"user_id":null}`, read{Output: 9}},
+		"not OpenAI's":    {`,"user":"eve","n":7`, read{Output: 9}},
+		"cache of 5 min":  {`,"cache_control":{"type":"ephemeral","ttl":"5m"}`, read{Output: 9}},
+		"cache of 1 h":    {`,"cache_control":{"type":"ephemeral","ttl":"1h"}`, read{Output: 9, Also: []ledger.Class{ledger.ClassCacheWrite1h}}},
+		"1 h in a text":   {`,"system":"say \"1h\""`, read{Output: 9}},
+		"unknown fields":  {`,"thinking":{"type":"adaptive"},"container":{"id":"c"},"speed":"fast"`, read{Output: 9}},
+		"thinking counts": {`,"thinking":{"type":"enabled","budget_tokens":8}`, read{Output: 9}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			body := `{"model":"m","messages":[],"max_tokens":9` + c.more + `}`
 			got, err := Messages.Parse([]byte(body))
 			require.NoError(t, err)
-			require.Positive(t, got.Input)
-			c.want.Model, c.want.Endpoint, c.want.body, c.want.UsageAsked = "m", Messages, []byte(body), true
-			c.want.Input, c.want.raw = got.Input, got.raw
-			require.Equal(t, c.want, *got)
+			c.want.UsageAsked, c.want.Input = true, readOf(got).Input
+			require.Positive(t, c.want.Input)
+			require.Equal(t, c.want, readOf(got))
+			require.Equal(t, []any{"m", Messages, body}, []any{got.Model, got.Endpoint, string(got.body)})
 			sent, err := got.UpstreamBody("m")
 			require.NoError(t, err)
 			require.Equal(t, body, string(sent), "nothing is added")
@@ -89,7 +89,7 @@ func TestParseAnthropicReads(t *testing.T) {
 	}
 	r, err := Messages.Parse([]byte(`{"model":"m","messages":[],"max_tokens":0}`))
 	require.NoError(t, err, "it fills a cache")
-	require.Zero(t, r.Output)
+	require.Zero(t, readOf(r).Output)
 }
 
 func TestParseCountTokens(t *testing.T) {
@@ -97,7 +97,7 @@ func TestParseCountTokens(t *testing.T) {
 	r, err := CountTokens.Parse([]byte(`{"model":"m","messages":[]}`))
 	require.NoError(t, err, "an answer without tokens has no bound")
 	require.Equal(t, "m", r.Model)
-	require.Zero(t, r.Output)
+	require.Zero(t, readOf(r).Output)
 	for _, body := range []string{`{"messages":[]}`, `{"model":"m"}`, `{"model":"m","model":"n","messages":[]}`, `{`} {
 		_, err := CountTokens.Parse([]byte(body))
 		require.Error(t, err, body)
@@ -170,8 +170,9 @@ func FuzzParseAnthropic(f *testing.F) {
 			require.ErrorAs(t, err, &bad)
 			return
 		}
-		require.Equal(t, count, r.Input == 0)
-		require.GreaterOrEqual(t, r.Output, ledger.Tokens(0))
+		e := r.Estimate(r.Model)
+		require.Positive(t, e.Input)
+		require.GreaterOrEqual(t, e.Output, ledger.Tokens(0))
 		require.LessOrEqual(t, len(r.User), MaxName)
 		sent, err := r.UpstreamBody("other")
 		require.NoError(t, err)

@@ -28,31 +28,16 @@ func (e Estimate) Corrected() ledger.Tokens {
 	return (e.Input*correction + 99) / 100
 }
 
-// estimate sets what the request will use. bound is the most tokens of one answer, 0 where the body gives none; choices is
-// how many answers it asks for, 0 where answers have no tokens.
-func (r *Request) estimate(found map[string]gjson.Result, bound, choices int64) {
-	r.raw = Estimate{Bounded: bound > 0, Choices: choices}
+// Estimate is what the request will use when a model serves it, by that model's tokenizer and rules. model is the provider's
+// name for it, which may be another than the one that was asked for. It counts anew each time.
+func (r *Request) Estimate(model string) Estimate {
+	bound := r.bound
 	if bound == 0 {
 		bound = int64(DefaultOutput)
 	}
-	r.raw.Output = ledger.Tokens(bound * choices)
-	r.raw.Input, r.raw.Exact = estimateInput(r.Endpoint, r.Model, found)
-	r.Input, r.Output = r.raw.Corrected(), r.raw.Output
-}
-
-// Estimate is what the request will use when a model serves it, by that model's tokenizer and rules. model is the provider's
-// name for it, which may be another than the one that was asked for.
-func (r *Request) Estimate(model string) (Estimate, error) {
-	if rulesOf(model) == rulesOf(r.Model) {
-		return r.raw, nil
-	}
-	found, err := fields(r.body)
-	if err != nil {
-		return Estimate{}, err
-	}
-	e := r.raw
-	e.Input, e.Exact = estimateInput(r.Endpoint, model, found)
-	return e, nil
+	e := Estimate{Output: ledger.Tokens(bound * r.choices), Bounded: r.bound > 0, Choices: r.choices}
+	e.Input, e.Exact = estimateInput(r.Endpoint, model, r.found)
+	return e
 }
 
 // inputs adds up a request's input, by the path of its endpoint.

@@ -19,8 +19,7 @@ func raw(t *testing.T, endpoint Endpoint, model, rest string) ledger.Tokens {
 	t.Helper()
 	r, err := endpoint.Parse([]byte(`{"model":"` + model + `",` + rest + `}`))
 	require.NoError(t, err)
-	require.Equal(t, r.raw.Corrected(), r.Input)
-	return r.raw.Input
+	return r.Estimate(model).Input
 }
 
 func user(content string) string { return `"messages":[{"role":"user","content":` + content + `}]` }
@@ -43,8 +42,9 @@ func TestEstimateFramesAsDocumented(t *testing.T) {
 	}
 	r, err := Chat.Parse([]byte(`{"model":"gpt-4o",` + user(`"Hello, world"`) + `}`))
 	require.NoError(t, err)
-	require.True(t, r.raw.Exact)
-	require.Equal(t, ledger.Tokens(10), r.Input, "what is counted has no margin")
+	e := r.Estimate("gpt-4o")
+	require.True(t, e.Exact)
+	require.Equal(t, ledger.Tokens(10), e.Corrected(), "what is counted has no margin")
 }
 
 func TestEstimateIsForTheModelThatServes(t *testing.T) {
@@ -52,16 +52,13 @@ func TestEstimateIsForTheModelThatServes(t *testing.T) {
 	text := strings.Repeat("Измерьте каждый запрос. ", 20)
 	r, err := Chat.Parse([]byte(`{"model":"fast","max_tokens":9,"n":2,` + user(`"`+text+`"`) + `}`))
 	require.NoError(t, err)
-	guessed, err := r.Estimate("fast")
-	require.NoError(t, err)
+	guessed := r.Estimate("fast")
 	require.False(t, guessed.Exact)
 	require.Equal(t, Estimate{Input: guessed.Input, Output: 18, Bounded: true, Choices: 2}, guessed)
-	require.Greater(t, r.Input, guessed.Input, "a guess has a margin")
-	small, err := r.Estimate("gpt-4o-mini")
-	require.NoError(t, err)
+	require.Greater(t, guessed.Corrected(), guessed.Input, "a guess has a margin")
+	small := r.Estimate("gpt-4o-mini")
 	require.Equal(t, Estimate{Input: 7 + ledger.Tokens(countAll(o200k.Load(), text)), Exact: true, Output: 18, Bounded: true, Choices: 2}, small)
-	old, err := r.Estimate("gpt-4")
-	require.NoError(t, err)
+	old := r.Estimate("gpt-4")
 	require.Greater(t, old.Input, small.Input)
 }
 
@@ -82,7 +79,7 @@ func TestEstimateBound(t *testing.T) {
 			t.Parallel()
 			r, err := c.endpoint.Parse([]byte(c.body))
 			require.NoError(t, err)
-			require.Equal(t, c.want, r.raw)
+			require.Equal(t, c.want, r.Estimate(r.Model))
 		})
 	}
 }
@@ -181,9 +178,10 @@ func TestEstimateOfLongTexts(t *testing.T) {
 	for _, times := range []int{1_000, 10_000, 100_000} {
 		r, err := Chat.Parse([]byte(`{"model":"gpt-4o",` + user(`"`+strings.Repeat(sentence, times)+`"`) + `}`))
 		require.NoError(t, err)
-		require.Equal(t, times*len(sentence) <= maxWork, r.raw.Exact)
-		require.InEpsilon(t, 9*times, int64(r.raw.Input), 0.35)
-		require.GreaterOrEqual(t, int64(r.Input), int64(9*times))
+		e := r.Estimate("gpt-4o")
+		require.Equal(t, times*len(sentence) <= maxWork, e.Exact)
+		require.InEpsilon(t, 9*times, int64(e.Input), 0.35)
+		require.GreaterOrEqual(t, int64(e.Corrected()), int64(9*times))
 	}
 }
 

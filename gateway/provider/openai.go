@@ -17,7 +17,7 @@ func parseOpenAI(endpoint Endpoint, body []byte) (*Request, error) {
 	if err != nil {
 		return nil, err
 	}
-	r := &Request{Endpoint: endpoint, body: body}
+	r := &Request{Endpoint: endpoint, body: body, found: found}
 	if r.Model, err = text(found, "model"); err != nil {
 		return nil, err
 	}
@@ -31,7 +31,6 @@ func parseOpenAI(endpoint Endpoint, body []byte) (*Request, error) {
 		if !found["input"].Exists() {
 			return nil, &RequestError{"input", "you must provide an input"}
 		}
-		r.estimate(found, 0, 0)
 		return r, nil
 	}
 	if err := r.readStream(found); err != nil {
@@ -40,11 +39,10 @@ func parseOpenAI(endpoint Endpoint, body []byte) (*Request, error) {
 	if endpoint == Chat && !found["messages"].IsArray() {
 		return nil, &RequestError{"messages", "you must provide a list of messages"}
 	}
-	bound, choices, err := r.readBound(found)
+	r.bound, r.choices, err = r.readBound(found)
 	if err != nil {
 		return nil, err
 	}
-	r.estimate(found, bound, choices)
 	return r, nil
 }
 

@@ -18,10 +18,10 @@ type Request struct {
 	User       string // the end user the body names, "" when it names none
 	Stream     bool
 	UsageAsked bool           // the caller wants the usage chunk of a stream for itself
-	Input      ledger.Tokens  // estimate of the input, with a margin
-	Output     ledger.Tokens  // the most the answer can have, or DefaultOutput a choice when the body gives no bound
 	Also       []ledger.Class // what the input can be beside plain, cached and written to a cache: dearer classes
-	raw        Estimate       // for the model that the body names
+	bound      int64          // the most tokens of one answer, 0 where the body gives none
+	choices    int64          // answers asked for, 0 where answers have no tokens
+	found      map[string]gjson.Result
 	body       []byte
 }
 

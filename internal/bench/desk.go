@@ -87,11 +87,7 @@ func (d *desk) decide(ctx context.Context, c caller, body []byte) (*admission.Ve
 		Caller: who, User: c.user, Model: r.Model, Endpoint: e.Path, EndpointKind: e.Kind, IP: "127.0.0.1", Protocol: e.Protocol,
 		Also: r.Also,
 		Estimate: func(model string) (input, output ledger.Tokens) {
-			raw, err := r.Estimate(model)
-			if err != nil {
-				return r.Input, r.Output
-			}
-			return d.learner.Estimate(who.App, model, raw)
+			return d.learner.Estimate(who.App, model, r.Estimate(model))
 		},
 	})
 }
