@@ -81,7 +81,7 @@ func (f *filler) follow(p *policy.Policy) {
 	}
 	f.filled = kept
 	f.mu.Unlock()
-	f.degraded(len(f.missing(fill).Families) > 0)
+	f.tell()
 	select {
 	case f.changed <- struct{}{}:
 	default:
@@ -94,10 +94,7 @@ func (f *filler) run(ctx context.Context) error {
 	defer renew.Stop()
 	warned := false
 	for {
-		f.mu.Lock()
-		wanted := f.wanted
-		f.mu.Unlock()
-		missing := f.missing(wanted)
+		missing := f.missing(f.inForce())
 		if len(missing.Families) == 0 {
 			select {
 			case <-ctx.Done():
@@ -114,7 +111,7 @@ func (f *filler) run(ctx context.Context) error {
 		switch {
 		case err == nil:
 			f.log.Info("budgets are filled", "families", len(missing.Families))
-			f.degraded(false)
+			f.tell()
 			warned = false
 		case !warned && ctx.Err() == nil:
 			f.log.Warn("budgets are not filled, asking again", "families", len(missing.Families), "error", err)
@@ -125,6 +122,16 @@ func (f *filler) run(ctx context.Context) error {
 		}
 	}
 }
+
+// inForce is what the policy in force wants filled.
+func (f *filler) inForce() *event.Fill {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.wanted
+}
+
+// tell says whether budgets in force are not filled, by the policy that is in force now: it may be another than was asked for.
+func (f *filler) tell() { f.degraded(len(f.missing(f.inForce()).Families) > 0) }
 
 func (f *filler) askFor(ctx context.Context, fill *event.Fill) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, fillTimeout, errors.New("fill: no settler has answered in time"))

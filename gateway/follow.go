@@ -18,10 +18,8 @@ func (g *Gateway) followPolicy(ctx context.Context) error {
 		if err := g.watchPolicy(ctx); err != nil && ctx.Err() == nil {
 			g.log.Warn("pushed policies cannot be followed, the running one stays", "error", err)
 		}
-		select {
-		case <-ctx.Done():
+		if !pause(ctx, time.Second) {
 			return nil
-		case <-time.After(time.Second):
 		}
 	}
 }

@@ -72,16 +72,5 @@ func (x *exchange) passFree(response *http.Response) {
 
 // finishFree writes the one line about the request. It is no decision: no limit was asked.
 func (x *exchange) finishFree() {
-	attributes := []slog.Attr{
-		slog.String("reason", string(x.reason)), slog.Int("status", x.status), slog.String("app", x.caller.App),
-		slog.String("key_id", x.caller.Key), slog.String("endpoint", x.endpoint.Path),
-		slog.Float64("duration_ms", float64(time.Since(x.start).Microseconds())/1000),
-	}
-	if x.request != nil {
-		attributes = append(attributes, slog.String("model", x.request.Model))
-	}
-	if x.traceID != "" {
-		attributes = append(attributes, slog.String("trace_id", x.traceID))
-	}
-	x.g.log.LogAttrs(context.Background(), slog.LevelInfo, "free request", attributes...)
+	x.g.log.LogAttrs(context.Background(), slog.LevelInfo, "free request", x.appendRequest(nil)...)
 }

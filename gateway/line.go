@@ -12,13 +12,9 @@ import (
 // writeLine writes the one line about the request: what was decided and by which figures, and what was used. Nothing that the
 // caller or the provider said stands in it, but for the names of models and users.
 func (x *exchange) writeLine() {
-	attributes := make([]slog.Attr, 0, 32)
-	attributes = append(attributes,
-		slog.String("reason", string(x.reason)), slog.Int("status", x.status), slog.String("app", x.caller.App),
-		slog.String("key_id", x.caller.Key), slog.String("endpoint", x.endpoint.Path),
-		slog.Float64("duration_ms", milliseconds(time.Since(x.start))))
+	attributes := x.appendRequest(make([]slog.Attr, 0, 32))
 	if x.request != nil {
-		attributes = append(attributes, slog.String("model", x.request.Model), slog.Bool("stream", x.request.Stream))
+		attributes = append(attributes, slog.Bool("stream", x.request.Stream))
 	}
 	if v := x.verdict; v != nil {
 		attributes = appendFigures(attributes, v)
@@ -31,10 +27,22 @@ func (x *exchange) writeLine() {
 		attributes = append(attributes, slog.Int64("actual_tokens", int64(x.spent.Tokens)),
 			slog.Int64("actual_nanousd", int64(x.spent.NanoUSD)), slog.String("usage_state", string(x.state)))
 	}
+	x.g.log.LogAttrs(context.Background(), slog.LevelInfo, "request", attributes...)
+}
+
+// appendRequest adds who asked for what, and what came of it.
+func (x *exchange) appendRequest(attributes []slog.Attr) []slog.Attr {
+	attributes = append(attributes,
+		slog.String("reason", string(x.reason)), slog.Int("status", x.status), slog.String("app", x.caller.App),
+		slog.String("key_id", x.caller.Key), slog.String("endpoint", x.endpoint.Path),
+		slog.Float64("duration_ms", milliseconds(time.Since(x.start))))
+	if x.request != nil {
+		attributes = append(attributes, slog.String("model", x.request.Model))
+	}
 	if x.traceID != "" {
 		attributes = append(attributes, slog.String("trace_id", x.traceID))
 	}
-	x.g.log.LogAttrs(context.Background(), slog.LevelInfo, "request", attributes...)
+	return attributes
 }
 
 // appendFigures adds the limit that refused, or the one that an admitted request left the smallest share of, as it was

@@ -12,10 +12,11 @@ import (
 // made to wait, as their action says. It errors with ErrUndecided when the request cannot be judged at all. A caller that
 // leaves while it waits gets the refusal CLIENT_GONE.
 func (a *Admission) Admit(ctx context.Context, ask *Ask) (*Verdict, error) {
-	v := a.behind(ask)
+	c := a.prepare(ask, ask.Model)
+	v := a.behind(c)
 	if v == nil {
 		var err error
-		if v, err = a.judge(ctx, ask, ask.Model); err != nil || v.Refusal == nil {
+		if v, err = a.judge(ctx, c); err != nil || v.Refusal == nil {
 			return v, err
 		}
 	}
@@ -31,12 +32,8 @@ func (a *Admission) Admit(ctx context.Context, ask *Ask) (*Verdict, error) {
 
 // behind refuses a request, without a look at Redis, because others wait already for a limit that it meets: it comes after
 // them. nil when none do.
-func (a *Admission) behind(ask *Ask) *Verdict {
-	if !a.lines.any() {
-		return nil
-	}
-	c := a.prepare(ask, ask.Model)
-	if c.Refusal != nil {
+func (a *Admission) behind(c *candidate) *Verdict {
+	if !a.lines.any() || c.Refusal != nil {
 		return nil
 	}
 	c.Refusal = a.lines.busy(c.Limits, c.Reservation.Held)
@@ -54,7 +51,7 @@ func (a *Admission) fallBack(ctx context.Context, ask *Ask, refused *Verdict) (*
 	if _, no := a.Route(name, ask.Protocol); no != nil {
 		return refused, nil
 	}
-	v, err := a.judge(ctx, ask, name)
+	v, err := a.judge(ctx, a.prepare(ask, name))
 	if err != nil {
 		return nil, err
 	}
@@ -119,7 +116,7 @@ func (a *Admission) waitInLine(ctx context.Context, ask *Ask, v *Verdict, w *wai
 		if turn = place.pause(ctx, pause, w.deadline); turn != turnCome {
 			break
 		}
-		next, err := a.judge(ctx, ask, ask.Model)
+		next, err := a.judge(ctx, a.prepare(ask, ask.Model))
 		switch {
 		case err != nil:
 			return nil, true, err

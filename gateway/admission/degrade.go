@@ -8,15 +8,12 @@ import (
 	"time"
 
 	"tollgate/ledger"
-	"tollgate/ledger/event"
 	"tollgate/lua"
 )
 
-// errBreakerOpen stands for a call that was not made: Redis is not asked until the breaker has seen it answer.
-var errBreakerOpen = errors.New("redis is not asked at the moment")
-
-// errCrowded stands for a call that was not made: its turn would have come too late.
-var errCrowded = errors.New("too many wait to ask Redis")
+// errNotAsked stands for a call that was not made: Redis is not asked until the breaker has seen it answer, or the call's turn
+// would have come too late.
+var errNotAsked = errors.New("redis was not asked")
 
 // callsAtOnce is how many calls are under way at once: no more than there are connections. Who comes on top waits here and not
 // for a connection, where a crowd would look like a Redis that does not answer.
@@ -26,7 +23,7 @@ const callsAtOnce = 64
 // limiter's timeout, and for Redis no longer than that once more.
 func (a *Admission) askRedis(ctx context.Context, c *lua.ReserveCall) (lua.Decision, error) {
 	if !a.breaker.Allow() {
-		return lua.Decision{}, errBreakerOpen
+		return lua.Decision{}, errNotAsked
 	}
 	select {
 	case a.asking <- struct{}{}:
@@ -37,12 +34,12 @@ func (a *Admission) askRedis(ctx context.Context, c *lua.ReserveCall) (lua.Decis
 		case a.asking <- struct{}{}:
 		case <-late.C:
 			a.breaker.Shed()
-			return lua.Decision{}, errCrowded
+			return lua.Decision{}, errNotAsked
 		}
 	}
 	defer func() { <-a.asking }()
 	if !a.breaker.Allow() { // it may have opened meanwhile
-		return lua.Decision{}, errBreakerOpen
+		return lua.Decision{}, errNotAsked
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, a.timeout, errors.New("reserve: Redis did not answer in time"))
 	defer cancel()
@@ -61,26 +58,21 @@ func (a *Admission) askRedis(ctx context.Context, c *lua.ReserveCall) (lua.Decis
 // reservation keeps its id. Where the call that failed may have run, Redis holds under that very id, and the settlement of the
 // request, or its release, ends it there.
 func (a *Admission) judgeLocally(c *candidate, cause error) {
-	asked := !errors.Is(cause, errBreakerOpen) && !errors.Is(cause, errCrowded)
+	app, asked := c.ask.Caller.App, !errors.Is(cause, errNotAsked)
 	if asked {
-		a.log.Warn("redis could not be asked, judged locally", "app", c.ask.Caller.App, "error", cause)
+		a.log.Warn("redis could not be asked, judged locally", "app", app, "error", cause)
 	}
-	c.Refusal = a.localRefusal(c)
-	c.MaybeHeld = c.Refusal != nil && asked && lua.Unknown(cause)
-	c.admitLocally(a)
-}
-
-// admitLocally takes an allowed candidate into the books of the spell.
-func (c *candidate) admitLocally(a *Admission) {
-	c.Limits, c.Degraded = nil, true
 	res := &c.Reservation
 	res.Deadline = res.ReservedAt.Add(c.rules.policy.Reservations.TTL)
+	c.Refusal = a.localRefusal(c)
+	c.Limits, c.Degraded = nil, true
 	if c.Refusal != nil {
+		c.MaybeHeld = asked && lua.Unknown(cause)
 		return
 	}
 	res.Flags = append(res.Flags, "degraded")
-	a.spell.begin(c.ask.Caller.App, res)
-	a.leases.begin(c.ask.Caller.App, res)
+	a.spell.begin(app, res)
+	a.leases.begin(app, res)
 }
 
 func (a *Admission) localRefusal(c *candidate) *Refusal {
@@ -158,8 +150,4 @@ func (a *Admission) breakerChanged(open bool, why string) {
 		return
 	}
 	a.log.Info("redis is asked again", "why", why)
-}
-
-func openOf(app string, res *event.Reservation) lua.Open {
-	return lua.Open{ReservationID: res.ID, App: app, Held: res.Held, Counters: res.Counters, Deadline: res.Deadline}
 }

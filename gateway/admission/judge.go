@@ -18,19 +18,23 @@ import (
 type candidate struct {
 	*Verdict
 	ask   *Ask
+	model string // as which it is judged
+	start time.Time
 	rules *rules
 	call  *lua.ReserveCall // nil when a refusal needed no limit
 }
 
-// judge decides once, as if the request asked for the model: every limit in one call, held everywhere or nowhere.
-func (a *Admission) judge(ctx context.Context, ask *Ask, model string) (*Verdict, error) {
-	start := time.Now()
+// judge decides once: every limit in one call, held everywhere or nowhere.
+func (a *Admission) judge(ctx context.Context, c *candidate) (*Verdict, error) {
+	start := c.start
 	defer func() { a.metrics.admission.Observe(time.Since(start).Seconds()) }()
 	// The caller's leaving must not leave open whether the script ran.
 	ctx = context.WithoutCancel(ctx)
 	rebuilt := false
-	for range maxAttempts {
-		c := a.prepare(ask, model)
+	for attempt := 1; attempt <= maxAttempts; attempt++ {
+		if attempt > 1 {
+			c = a.prepare(c.ask, c.model)
+		}
 		if c.Refusal != nil {
 			c.Limits = nil
 			return c.Verdict, nil
@@ -48,7 +52,7 @@ func (a *Admission) judge(ctx context.Context, ask *Ask, model string) (*Verdict
 			a.conclude(c, &decision)
 			return c.Verdict, nil
 		case lua.StatusRebuild:
-			if rebuilt || !a.rebuiltNow(ctx, ask.Caller.App) {
+			if rebuilt || !a.rebuiltNow(ctx, c.ask.Caller.App) {
 				a.judgeLost(c)
 				return c.Verdict, nil
 			}
@@ -69,7 +73,7 @@ const maxAttempts = 5
 // needs to be asked.
 func (a *Admission) prepare(ask *Ask, name string) *candidate {
 	r, now := a.rules.Load(), a.clock.Now()
-	c := &candidate{Verdict: &Verdict{}, ask: ask, rules: r}
+	c := &candidate{Verdict: &Verdict{}, ask: ask, model: name, start: time.Now(), rules: r}
 	model, refusal := r.route(name, ask.Protocol)
 	if refusal != nil {
 		c.Refusal = refusal

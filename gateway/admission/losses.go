@@ -19,12 +19,18 @@ type losses struct {
 
 	lost atomic.Int64 // how many apps are in since
 
-	mu    sync.Mutex           // guards since
-	since map[string]time.Time // when the loss was noticed
+	mu    sync.Mutex // guards since
+	since map[string]*loss
+}
+
+// loss is one app whose counters are missing.
+type loss struct {
+	noticed time.Time
+	asked   bool // its rebuild is wanted, or goes on
 }
 
 func newLosses() *losses {
-	return &losses{wanted: make(chan string, 1024), since: map[string]time.Time{}}
+	return &losses{wanted: make(chan string, 1024), since: map[string]*loss{}}
 }
 
 // judged notes that the app's counters are there.
@@ -56,17 +62,29 @@ func (l *losses) noticed(app string) bool {
 func (l *losses) notice(app string) time.Duration {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	since, known := l.since[app]
-	if !known {
-		since = time.Now()
-		l.since[app] = since
+	x := l.since[app]
+	if x == nil {
+		x = &loss{noticed: time.Now()}
+		l.since[app] = x
 		l.lost.Store(int64(len(l.since)))
 	}
-	select {
-	case l.wanted <- app:
-	default: // as many are asked for already
+	if !x.asked {
+		select {
+		case l.wanted <- app:
+			x.asked = true
+		default: // as many are asked for already
+		}
 	}
-	return time.Since(since)
+	return time.Since(x.noticed)
+}
+
+// answered notes that a rebuild has ended, well or not: who is refused then may want another.
+func (l *losses) answered(app string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if x := l.since[app]; x != nil {
+		x.asked = false
+	}
 }
 
 // rebuiltNow has the counters of an app rebuilt while its first request here waits: a new app, or a new gateway, has nothing
@@ -102,34 +120,23 @@ func (a *Admission) judgeLost(c *candidate) {
 		}
 		return
 	}
-	a.judgeLocally(c, errBreakerOpen)
+	a.judgeLocally(c, errNotAsked)
 }
 
 // rebuildLost asks for the rebuilds that requests have found wanting.
 func (a *Admission) rebuildLost(ctx context.Context) error {
 	var group errgroup.Group
 	group.SetLimit(8)
-	var mu sync.Mutex
-	running := map[string]bool{}
 	for {
 		select {
 		case <-ctx.Done():
 			return group.Wait()
 		case app := <-a.losses.wanted:
-			mu.Lock()
-			already := running[app]
-			running[app] = true
-			mu.Unlock()
-			if already {
-				continue
-			}
 			group.Go(func() error {
+				defer a.losses.answered(app)
 				if err := a.rebuild(ctx, app); err != nil && ctx.Err() == nil {
 					a.log.Warn("counters are missing and cannot be rebuilt", "app", app, "error", err)
 				}
-				mu.Lock()
-				delete(running, app)
-				mu.Unlock()
 				return nil
 			})
 		}

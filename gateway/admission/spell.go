@@ -37,7 +37,9 @@ func (s *spell) begin(app string, res *event.Reservation) {
 	if s.admitted == nil {
 		s.admitted = map[string]lua.Open{}
 	}
-	s.admitted[res.ID] = openOf(app, res)
+	s.admitted[res.ID] = lua.Open{
+		ReservationID: res.ID, App: app, Held: res.Held, Counters: res.Counters, Deadline: res.Deadline,
+	}
 }
 
 func (s *spell) dropEndedLocked() {

@@ -13,21 +13,7 @@ const serverTool = 2500
 func (e *estimator) chatTools(found map[string]gjson.Result) {
 	var ts typescript
 	count := 0
-	found["tools"].ForEach(func(_, tool gjson.Result) bool {
-		count++
-		switch function := tool.Get("function"); {
-		case !function.Exists():
-			e.guess(serverTool)
-			e.value(tool)
-		case e.rules.typescript:
-			ts.function(function)
-		default:
-			e.frame(perTool)
-			e.value(function)
-		}
-		return true
-	})
-	found["functions"].ForEach(func(_, function gjson.Result) bool {
+	add := func(_, function gjson.Result) bool {
 		count++
 		if e.rules.typescript {
 			ts.function(function)
@@ -36,7 +22,17 @@ func (e *estimator) chatTools(found map[string]gjson.Result) {
 			e.value(function)
 		}
 		return true
+	}
+	found["tools"].ForEach(func(_, tool gjson.Result) bool {
+		if function := tool.Get("function"); function.Exists() {
+			return add(tool, function)
+		}
+		count++
+		e.guess(serverTool)
+		e.value(tool)
+		return true
 	})
+	found["functions"].ForEach(add)
 	if count == 0 {
 		return
 	}

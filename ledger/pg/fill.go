@@ -287,13 +287,21 @@ FROM unnest($1::text[], $2::text[], $3::text[], $4::smallint[], $5::timestamptz[
 ON CONFLICT (family, period, timezone, week_start, since) DO UPDATE SET
     until = EXCLUDED.until, written = false, version = EXCLUDED.version, filled_at = now()`
 	n := len(work)
-	texts, periods, zones, weeks := make([]string, n), make([]string, n), make([]string, n), make([]int16, n)
-	since, until, tiers := make([]time.Time, n), make([]time.Time, n), make([]string, n)
+	list, since, until, tiers := make([]knownFamily, n), make([]time.Time, n), make([]time.Time, n), make([]string, n)
 	for i, f := range work {
-		texts[i], periods[i], zones[i], weeks[i] = f.family.String(), string(f.period), f.zone, int16(f.week)
-		since[i], until[i], tiers[i] = f.row, f.until, string(f.family.Tier())
+		list[i], since[i], until[i], tiers[i] = f.knownFamily, f.row, f.until, string(f.family.Tier())
 	}
-	out.Queue(upsert, texts, periods, zones, weeks, since, until, tiers)
+	out.Queue(upsert, append(familyArgs(list), since, until, tiers)...)
+}
+
+// familyArgs are what tells families apart, a column each: family, period, time zone, start of the week.
+func familyArgs(list []knownFamily) []any {
+	n := len(list)
+	texts, periods, zones, weeks := make([]string, n), make([]string, n), make([]string, n), make([]int16, n)
+	for i, f := range list {
+		texts[i], periods[i], zones[i], weeks[i] = f.family.String(), string(f.period), f.zone, int16(f.week)
+	}
+	return []any{texts, periods, zones, weeks}
 }
 
 // FilledBudgets are the budgets of the request's families of which Redis has not been told, as far as their windows are not
@@ -339,13 +347,8 @@ WHERE b.family = n.family AND b.period = n.period AND b.timezone = n.timezone AN
 		return err
 	}
 	slices.SortFunc(wanted, func(a, b knownFamily) int { return cmp.Compare(a.family.String(), b.family.String()) })
-	n := len(wanted)
-	texts, periods, zones, weeks := make([]string, n), make([]string, n), make([]string, n), make([]int16, n)
-	for i, f := range wanted {
-		texts[i], periods[i], zones[i], weeks[i] = f.family.String(), string(f.period), f.zone, int16(f.week)
-	}
-	if _, err := s.conn.Exec(ctx, query, texts, periods, zones, weeks); err != nil {
-		return fmt.Errorf("mark %d families as written: %w", n, err)
+	if _, err := s.conn.Exec(ctx, query, familyArgs(wanted)...); err != nil {
+		return fmt.Errorf("mark %d families as written: %w", len(wanted), err)
 	}
 	return nil
 }
