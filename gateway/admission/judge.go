@@ -52,7 +52,7 @@ func (a *Admission) judge(ctx context.Context, c *candidate) (*Verdict, error) {
 			a.conclude(c, &decision)
 			return c.Verdict, nil
 		case lua.StatusRebuild:
-			if rebuilt || !a.rebuiltNow(ctx, c.ask.Caller.App) {
+			if rebuilt || !a.rebuiltNow(ctx, c) {
 				a.judgeLost(c)
 				return c.Verdict, nil
 			}

@@ -15,7 +15,7 @@ import (
 // losses are the apps whose counters are missing in Redis. Counters that nobody has rebuilt from the ledger are never believed.
 type losses struct {
 	wanted chan string // apps whose rebuild must be asked for
-	seen   sync.Map    // app -> true once Redis has judged it here
+	seen   sync.Map    // app -> when Redis first judged it here
 
 	lost atomic.Int64 // how many apps are in since
 
@@ -36,7 +36,7 @@ func newLosses() *losses {
 // judged notes that the app's counters are there.
 func (l *losses) judged(app string) {
 	if _, seen := l.seen.Load(app); !seen {
-		l.seen.Store(app, true)
+		l.seen.LoadOrStore(app, time.Now())
 	}
 	if l.lost.Load() == 0 {
 		return
@@ -89,8 +89,13 @@ func (l *losses) answered(app string) {
 
 // rebuiltNow has the counters of an app rebuilt while its first request here waits: a new app, or a new gateway, has nothing
 // to fall back on. An app that was judged before, or whose rebuild goes on in the background, does not make its callers wait.
-func (a *Admission) rebuiltNow(ctx context.Context, app string) bool {
-	if _, seen := a.losses.seen.Load(app); seen || a.losses.noticed(app) {
+// Requests that were on their way when the first was judged have only been told too early: the counters are there now.
+func (a *Admission) rebuiltNow(ctx context.Context, c *candidate) bool {
+	app := c.ask.Caller.App
+	if first, seen := a.losses.seen.Load(app); seen {
+		return c.start.Before(first.(time.Time))
+	}
+	if a.losses.noticed(app) {
 		return false
 	}
 	if err := a.rebuild(ctx, app); err != nil {

@@ -17,6 +17,7 @@ import (
 	"tollgate/ledger"
 	"tollgate/ledger/event"
 	"tollgate/ledger/policy"
+	"tollgate/lua"
 )
 
 func TestReserveHolds(t *testing.T) {
@@ -346,4 +347,19 @@ func TestRebuildFails(t *testing.T) {
 			require.Empty(t, w.state())
 		})
 	}
+}
+
+// Requests of a new app that come together: who was told that counters are missing just before another was judged asks again,
+// and is not sent away.
+func TestFirstRequestsComeTogether(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, settings{unmarked: true}, roomy)
+	early := w.prepare(ask(), "gpt-4o-mini")
+	d, err := w.askRedis(t.Context(), early.call)
+	require.NoError(t, err)
+	require.Equal(t, lua.StatusRebuild, d.Status)
+	w.mark("1")
+	require.Nil(t, w.reserve(ask()).Refusal)
+	require.True(t, w.rebuiltNow(t.Context(), early), "the counters are there now")
+	require.False(t, w.rebuiltNow(t.Context(), w.prepare(ask(), "gpt-4o-mini")), "missing again is a loss")
 }
