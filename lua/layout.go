@@ -113,19 +113,24 @@ func (l *layout) addRate(r *Rate, leaseTTL time.Duration) {
 		soft = 1
 	}
 	l.args = append(l.args, kind, letters[r.Unit], slotName(r.Tier), soft)
+	l.args = append(l.args, figures(r, kind, leaseTTL)...)
+}
+
+// figures are the three of a rate that its kind is judged by.
+func figures(r *Rate, kind string, leaseTTL time.Duration) []any {
 	us := r.Window.Microseconds()
 	switch kind {
 	case kindBucket:
 		perUnit, drain := bucketScale(r.Amount, r.Window, r.Burst)
-		l.args = append(l.args, perUnit, drain, r.Burst)
+		return []any{perUnit, drain, r.Burst}
 	case kindWindow:
-		l.args = append(l.args, r.Amount, us, windowOffset(&r.Rate, us))
+		return []any{r.Amount, us, windowOffset(&r.Rate, us)}
 	case kindSliding:
-		l.args = append(l.args, r.Amount, us, slidingStep(us))
+		return []any{r.Amount, us, slidingStep(us)}
 	case kindInflight:
-		l.args = append(l.args, r.Amount, leaseTTL.Milliseconds(), 0)
+		return []any{r.Amount, leaseTTL.Milliseconds(), 0}
 	default:
-		l.args = append(l.args, r.Amount, us, 0)
+		return []any{r.Amount, us, 0}
 	}
 }
 

@@ -11,8 +11,9 @@
 // lease that lapses LeaseTTL after its reserve or its last renewal, so what a dead gateway had comes free by itself. When a
 // reservation ends, its lease ends with it, and the other rates of tokens take the difference of spent and held: a bucket at
 // once, a log at its entry, a window or sliding counter in the (sub-)window that the reservation was charged to, which is found
-// by the time in its record. Where that has gone, or lies before a loss, nothing is corrected. After a loss a rate reads as used
-// up until what it may have admitted before has left its window, or its leases are renewed.
+// by the time in its record. Where that has gone, or lies before a loss, nothing is corrected. A rebuild charges rates anew with
+// what the ledger knows; what came before that is lost, and a rate reads as used up until that has left its window, or its
+// leases are renewed.
 //
 // A slot (one app, or "shared" for the counters that all apps share) has a mark, written when its counters were last
 // written from Postgres. Without the mark nothing of the slot is believed: Reserve answers StatusRebuild. The mark lives
@@ -59,6 +60,8 @@ var (
 	settleSource string
 	//go:embed rebuild.lua
 	rebuildSource string
+	//go:embed replay_rate.lua
+	replaySource string
 	//go:embed renew_leases.lua
 	renewSource string
 )
@@ -79,6 +82,7 @@ type Scripts struct {
 	reserve  script
 	settle   script
 	rebuild  script
+	replay   script
 	renew    script
 }
 
@@ -89,6 +93,7 @@ func New(client redis.UniversalClient) *Scripts {
 		reserve: newScript(ratesSource + rateSetsSource + reserveSource),
 		settle:  newScript(ratesSource + rateSetsSource + settleSource),
 		rebuild: newScript(rebuildSource),
+		replay:  newScript(ratesSource + rateSetsSource + replaySource),
 		renew:   newScript(renewSource),
 	}
 }

@@ -20,7 +20,7 @@ if #now_text ~= 16 then
   return redis.error_reply('ERR this Redis writes integers of 32 bits only')
 end
 
--- A rate has key and text (its string and what it holds), set (its sorted set), lost (when its slot may have lost state), a, b
+-- A rate has key and text (its string and what it holds), set (its sorted set), lost (until when its slot may have lost state), a, b
 -- and c (the figures of reserve.lua's header), and need. read takes its text apart, and errors where it cannot. judge gives
 -- whether the need fits, units used, wait, and time until idle, and leaves in the rate what commit writes. correct gives the
 -- text after a reservation, known by its record, spent something else than it held; nil where it stays.

@@ -46,9 +46,12 @@ type RebuildCall struct {
 	// Open reservations that hold something on the slot's counters. For an app they are its own and are written as records;
 	// for SharedSlot they are those of all apps and only add up to what the shared counters hold.
 	Open []Open
-	// Active says that the slot was used recently, so that rates shorter than their window's history start as if just used
-	// up. A new app starts with full rates.
+	// Active says that the slot was used recently: what its rates were charged before ChargedSince is unknown, and they start
+	// as if used up by it. A new app starts with full rates.
 	Active bool
+	// ChargedSince is the instant from which Charges has everything; zero is the instant of the rebuild.
+	ChargedSince time.Time
+	Charges      []RateCharges
 }
 
 // Rebuild replaces the slot's counters and reservations by what the call says and writes the mark last; until then every
@@ -67,6 +70,13 @@ func (s *Scripts) rebuildSlot(ctx context.Context, c RebuildCall) error {
 	if err := s.forgetReservations(ctx, c.Slot); err != nil {
 		return err
 	}
+	now, err := s.client.Time(ctx).Result()
+	if err != nil {
+		return err
+	}
+	if err := s.replayRates(ctx, &c); err != nil {
+		return err
+	}
 	states := withHeld(c)
 	var records []Open
 	if c.Slot != SharedSlot {
@@ -79,15 +89,15 @@ func (s *Scripts) rebuildSlot(ctx context.Context, c RebuildCall) error {
 		}
 		states, records = states[n:], records[m:]
 	}
-	lost := int64(0)
-	now, err := s.client.Time(ctx).Result()
-	if err != nil {
-		return err
-	}
+	var rates, leases int64 // until when they may be lost
 	if c.Active {
-		lost = now.UnixMicro()
+		leases = now.UnixMicro()
+		rates = leases
+		if !c.ChargedSince.IsZero() {
+			rates = c.ChargedSince.UnixMicro()
+		}
 	}
-	return s.client.Set(ctx, markKey(c.Slot), c.Generation+" "+strconv.FormatInt(lost, 10), markTTL).Err()
+	return s.client.Set(ctx, markKey(c.Slot), fmt.Sprintf("%s %d %d", c.Generation, rates, leases), markTTL).Err()
 }
 
 // forgetReservations removes the records that Redis still has, and the slot's counters that they name: what is held is about

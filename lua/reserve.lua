@@ -39,13 +39,13 @@ local texts = call('MGET', unpack(KEYS, 1, n_texts))
 if texts[3] then
   return {texts[3] == 'ended' and 4 or 5, now}
 end
-local function lost_at(mark)
-  local marked, lost = match(mark or '', '^(%S+) (%d+)$')
-  return marked == generation and lost + 0 or nil
-end
-local lost = {app = lost_at(texts[1]), shared = lost_at(texts[2])}
-if not lost.app or not lost.shared then
-  return {2, now}
+local lost, leases_lost = {}, {}
+for slot, mark in pairs({app = texts[1] or '', shared = texts[2] or ''}) do
+  local marked, rates, leases = match(mark, '^(%S+) (%d+) (%d+)$')
+  if marked ~= generation then
+    return {2, now}
+  end
+  lost[slot], leases_lost[slot] = rates + 0, leases + 0
 end
 
 -- MGET shows a key of another type as missing, GET says what is wrong with it.
@@ -157,8 +157,8 @@ local has_set = {log = true, weighted_log = true, inflight = true}
 local charged, next_text, next_set = {}, 3, n_texts + 1
 for _ = 1, n_rates do
   local kind, unit = ARGV[at + 1], ARGV[at + 2]
-  local rate = {kind = kind, need = need[unit], lost = lost[ARGV[at + 3]], a = ARGV[at + 5] + 0, b = ARGV[at + 6] + 0,
-    c = ARGV[at + 7] + 0}
+  local rate = {kind = kind, need = need[unit], lost = (kind == 'inflight' and leases_lost or lost)[ARGV[at + 3]],
+    a = ARGV[at + 5] + 0, b = ARGV[at + 6] + 0, c = ARGV[at + 7] + 0}
   if has_text[kind] then
     next_text = next_text + 1
     rate.key, rate.text = KEYS[next_text], texts[next_text]

@@ -32,7 +32,7 @@ local marks = call('MGET', mark_app, mark_shared)
 if not marks[1] or not marks[2] then
   return {0}
 end
-local lost = {app = tonumber(match(marks[1], '%d+$') or 0), shared = tonumber(match(marks[2], '%d+$') or 0)}
+local lost = {app = tonumber(match(marks[1], ' (%d+) ') or 0), shared = tonumber(match(marks[2], ' (%d+) ') or 0)}
 
 -- 1. Everything is read and understood before the first write, so that an error leaves no trace. Of a key that MGET shows as
 -- missing GET says when it is of another type, of a set ZCARD does.
