@@ -340,8 +340,6 @@ func (f *faulty) excuses(c faultCall, after bool) bool {
 	case "DEGRADED", "REBUILDING":
 		// An app that holds something is rebuilt together with all others.
 		return !f.keeps || f.onlyShop && (after || c.app == system.App)
-	case "RPM_LIMIT", "TOKEN_BUCKET":
-		return f.onlyShop && after // rates whose history is lost begin as if they were just used up
 	default:
 		return false
 	}

@@ -103,7 +103,7 @@ func (g *Gateway) giveBack(ctx context.Context, app string, res event.Reservatio
 	ctx, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), g.config.LimiterTimeout, errors.New("give back: Redis did not answer in time"))
 	defer cancel()
 	_, err := g.scripts.Settle(ctx, app, nil, nil, []lua.Ending{{
-		ReservationID: res.ID, Counters: res.Counters, Rates: res.Rates, Held: res.Held,
+		ReservationID: res.ID, Counters: res.Counters, Rates: res.RateNames(), Held: res.Held,
 	}})
 	if err != nil {
 		g.log.Warn("hold not given back, it will lapse at its deadline", "request_id", res.ID, "error", err)

@@ -38,7 +38,7 @@ func (s *Settler) settleApp(ctx context.Context, w pg.WriteBack) error {
 	endings := make([]lua.Ending, len(w.Endings))
 	for i, e := range w.Endings {
 		r := e.Reservation
-		endings[i] = lua.Ending{ReservationID: r.ID, Counters: r.Counters, Rates: r.Rates, Held: r.Held, Spent: e.Spent}
+		endings[i] = lua.Ending{ReservationID: r.ID, Counters: r.Counters, Rates: r.RateNames(), Held: r.Held, Spent: e.Spent}
 	}
 	start := time.Now()
 	result, err := s.scripts.Settle(ctx, w.App, counterStates(w.Counters), opens, endings)

@@ -152,10 +152,18 @@ func (c *candidate) layOut(now time.Time) {
 		c.call.Rates = append(c.call.Rates, rateOf(s))
 	}
 	c.Reservation.Counters = c.call.Counters
-	c.Reservation.Rates = make([]ledger.Rate, len(c.call.Rates))
+	c.Reservation.Rates = make([]event.Rate, len(c.call.Rates))
 	for i := range c.call.Rates {
-		c.Reservation.Rates[i] = c.call.Rates[i].Rate
+		c.Reservation.Rates[i] = recorded(&c.call.Rates[i])
 	}
+}
+
+func recorded(r *lua.Rate) event.Rate {
+	e := event.Rate{Rate: r.Rate, WindowMS: r.Window.Milliseconds()}
+	if r.Algorithm == ledger.AlgorithmTokenBucket {
+		e.Amount, e.Burst = r.Amount, r.Burst
+	}
+	return e
 }
 
 func rateOf(s *LimitState) lua.Rate {
@@ -281,7 +289,7 @@ func (c *candidate) passOver() {
 		}
 		if s.Applied.Limit.Budget == nil {
 			uncharged := c.call.Rates[rate].Rate
-			c.Reservation.Rates = slices.DeleteFunc(c.Reservation.Rates, func(r ledger.Rate) bool { return r == uncharged })
+			c.Reservation.Rates = slices.DeleteFunc(c.Reservation.Rates, func(r event.Rate) bool { return r.Rate == uncharged })
 		}
 	}
 }

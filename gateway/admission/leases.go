@@ -40,7 +40,7 @@ func (l *leases) begin(app string, res *event.Reservation) {
 	var taken []lua.Lease
 	for _, rate := range res.Rates {
 		if rate.Algorithm == ledger.AlgorithmConcurrency {
-			taken = append(taken, lua.Lease{App: app, Rate: rate, ReservationID: res.ID})
+			taken = append(taken, lua.Lease{App: app, Rate: rate.Rate, ReservationID: res.ID})
 		}
 	}
 	if len(taken) == 0 {

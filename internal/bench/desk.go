@@ -97,7 +97,7 @@ func (d *desk) settle(ctx context.Context, app string, admitted []*admission.Ver
 	endings := make([]lua.Ending, len(admitted))
 	for i, v := range admitted {
 		res := &v.Reservation
-		endings[i] = lua.Ending{ReservationID: res.ID, Counters: res.Counters, Rates: res.Rates, Held: res.Held}
+		endings[i] = lua.Ending{ReservationID: res.ID, Counters: res.Counters, Rates: res.RateNames(), Held: res.Held}
 	}
 	r, err := d.scripts.Settle(ctx, app, nil, nil, endings)
 	if err == nil && r.Ended != int64(len(endings)) {

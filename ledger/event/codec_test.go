@@ -24,8 +24,11 @@ func used(at time.Time) *Event {
 				{Tier: ledger.TierApp, Family: "app", Subject: "app:checkout", Period: ledger.PeriodMonth, Window: window},
 				{Tier: ledger.TierKey, Family: "key", Subject: "key:k_1", Period: ledger.PeriodTotal},
 			},
-			Rates: []ledger.Rate{{
-				Tier: ledger.TierKey, Limit: "rpm", Subject: "key:k_1", Algorithm: ledger.AlgorithmSlidingLog, Unit: ledger.UnitRequests,
+			Rates: []Rate{{
+				Rate: ledger.Rate{
+					Tier: ledger.TierKey, Limit: "rpm", Subject: "key:k_1", Algorithm: ledger.AlgorithmTokenBucket, Unit: ledger.UnitRequests,
+				},
+				WindowMS: 60_000, Amount: 100, Burst: 20,
 			}},
 			PriceRow: "openai/gpt-4o-mini@start#1", ReservedAt: at, Deadline: at.Add(time.Minute), OnExpiry: ExpiryCharge,
 			PolicyRevision: "abc", Flags: []string{"unpriced"},

@@ -69,13 +69,31 @@ type Reservation struct {
 	Streamed       bool             `json:"streamed,omitempty"`
 	Held           ledger.Amounts   `json:"held"`
 	Counters       []ledger.Counter `json:"counters,omitempty"`
-	Rates          []ledger.Rate    `json:"rates,omitempty"`
+	Rates          []Rate           `json:"rates,omitempty"`
 	PriceRow       string           `json:"price_row,omitempty"` // "" when the model has no price and no money budget applied
 	ReservedAt     time.Time        `json:"reserved_at"`
 	Deadline       time.Time        `json:"deadline"` // after it, the reservation may be expired
 	OnExpiry       OnExpiry         `json:"on_expiry"`
 	PolicyRevision string           `json:"policy_revision"`
 	Flags          []string         `json:"flags,omitempty"` // degraded, shadow, unpriced, …
+}
+
+// Rate is a rate that a reservation was charged to, with what must be known to charge it anew after its state was lost: the
+// window, and of a token bucket what it gives in it and holds. Zero where events of an earlier version do not say.
+type Rate struct {
+	ledger.Rate
+	WindowMS int64 `json:"window_ms,omitempty"`
+	Amount   int64 `json:"amount,omitempty"` // in the rate's unit, like Burst
+	Burst    int64 `json:"burst,omitempty"`
+}
+
+// RateNames names the rates of the reservation.
+func (r *Reservation) RateNames() []ledger.Rate {
+	names := make([]ledger.Rate, len(r.Rates))
+	for i := range r.Rates {
+		names[i] = r.Rates[i].Rate
+	}
+	return names
 }
 
 // OnExpiry says what an expiry charges.

@@ -22,7 +22,8 @@ import (
 // timeout bounds one rebuild, the settling of the stream included.
 const timeout = 30 * time.Second
 
-// activeFor is how long after its last settlement a slot counts as in use: its rates then start as if just used up.
+// activeFor is how long after its last settlement a slot counts as in use: what its rates were charged in a time that the
+// ledger does not tell then counts as all that they allow.
 const activeFor = 24 * time.Hour
 
 // Settled waits until everything that is on the stream now is settled.
@@ -126,7 +127,11 @@ func (r *Rebuilder) alone(ctx context.Context, app string) (bool, error) {
 	if gone, err := r.missing(ctx, app); err != nil || !gone {
 		return true, err // another settler was faster
 	}
-	if err := r.write(ctx, session, app, app); err != nil {
+	rates, err := r.readRates(ctx, session, app)
+	if err != nil {
+		return false, err
+	}
+	if err := r.write(ctx, session, app, app, rates); err != nil {
 		return false, err
 	}
 	// What was settled without the app's mark did not reach the shared counters either.
@@ -159,13 +164,17 @@ func (r *Rebuilder) everything(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	rates, err := r.readRates(ctx, session, "")
+	if err != nil {
+		return err
+	}
 	for _, app := range apps {
-		if err := r.write(ctx, session, app, app); err != nil {
+		if err := r.write(ctx, session, app, app, rates); err != nil {
 			return err
 		}
 	}
 	// In Postgres the owner of shared counters is "", and the open reservations of all apps hold on them.
-	if err := r.write(ctx, session, lua.SharedSlot, ""); err != nil {
+	if err := r.write(ctx, session, lua.SharedSlot, "", rates); err != nil {
 		return err
 	}
 	r.log.Warn("all counters rebuilt", "apps", len(apps), "seconds", time.Since(began).Seconds())
@@ -190,7 +199,7 @@ func (r *Rebuilder) missing(ctx context.Context, slot string) (bool, error) {
 }
 
 // write replaces one slot by what Postgres has for its owner.
-func (r *Rebuilder) write(ctx context.Context, session *pg.Session, slot, owner string) error {
+func (r *Rebuilder) write(ctx context.Context, session *pg.Session, slot, owner string, rates *rates) error {
 	budgets, err := session.LiveBudgets(ctx, owner, r.now())
 	if err != nil {
 		return err
@@ -199,7 +208,10 @@ func (r *Rebuilder) write(ctx context.Context, session *pg.Session, slot, owner 
 	if err != nil {
 		return err
 	}
-	call := lua.RebuildCall{Slot: slot, Generation: r.current(), Active: len(open) > 0}
+	call := lua.RebuildCall{
+		Slot: slot, Generation: r.current(), Active: len(open) > 0, ChargedSince: rates.since, Charges: rates.bySlot[slot],
+	}
+	call.Active = call.Active || len(call.Charges) > 0
 	for _, b := range budgets {
 		call.Counters = append(call.Counters, lua.CounterState{Counter: b.Counter, App: b.App, Used: b.Used, Version: b.Version})
 		call.Active = call.Active || r.now().Sub(b.UpdatedAt) < activeFor
