@@ -20,6 +20,7 @@ type metrics struct {
 	open      prometheus.Gauge
 	gaps      prometheus.Counter
 	drift     prometheus.Gauge
+	unsealed  prometheus.Gauge
 	redisDown prometheus.Gauge
 	negative  prometheus.Counter
 	settle    prometheus.Observer
@@ -45,6 +46,9 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 		drift: prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: "tollgate_ledger_drift", Help: "Apps whose settled amounts Redis is known not to have yet.",
 		}),
+		unsealed: prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: "tollgate_ledger_unsealed_rows", Help: "Serials of the journal that the last sealing found and left unsealed.",
+		}),
 		redisDown: prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: "tollgate_settler_redis_failing", Help: "1 while the last write-back to Redis failed.",
 		}),
@@ -63,6 +67,6 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 		}
 	}
 	m.events.WithLabelValues(kindUnknown, outcomeParked)
-	reg.MustRegister(m.lag, m.batchSize, m.events, m.open, m.gaps, m.drift, m.redisDown, m.negative, redis)
+	reg.MustRegister(m.lag, m.batchSize, m.events, m.open, m.gaps, m.drift, m.unsealed, m.redisDown, m.negative, redis)
 	return m
 }

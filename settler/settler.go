@@ -114,6 +114,7 @@ func (s *Settler) Run(ctx context.Context) error {
 	group.Go(func() error { return s.every(ctx, "gaps", s.config.GapAge/4+time.Millisecond, s.gapReporter()) })
 	group.Go(func() error { return s.every(ctx, "renew", renewEvery, s.renew) })
 	group.Go(func() error { return s.every(ctx, "partitions", 24*time.Hour, s.ensurePartitions) })
+	group.Go(func() error { return s.every(ctx, "seal", sealEvery, s.seal) })
 	return ignoreStop(ctx, group.Wait())
 }
 
