@@ -22,7 +22,7 @@ import (
 )
 
 // Deps are the parts a settler stands on. They stay the caller's and must outlive Run. Store needs a connection for each
-// worker and six more.
+// worker and seven more.
 type Deps struct {
 	Store    *pg.Store
 	Scripts  *lua.Scripts // with a timeout of a second or so: nobody waits for a write-back

@@ -44,7 +44,8 @@ func verifyLedger(c *cobra.Command, head string) error {
 	}
 	broken := 0
 	table := tabwriter.NewWriter(c.OutOrStdout(), 0, 0, 2, ' ', 0)
-	for _, check := range append(checks, chainChecks(chain, known)...) {
+	checks = append(checks, chainChecks(chain, known)...)
+	for _, check := range checks {
 		verdict := "ok"
 		switch {
 		case !check.OK:
@@ -68,7 +69,7 @@ func verifyLedger(c *cobra.Command, head string) error {
 	fmt.Fprintf(c.OutOrStdout(), "%d rows in %d blocks, %d not sealed yet; head %s\n", chain.Rows, chain.Blocks, chain.Unsealed,
 		cmp.Or(hex.EncodeToString(chain.Head), "none"))
 	if broken > 0 {
-		fmt.Fprintf(c.ErrOrStderr(), "%d checks are broken\n", broken)
+		fmt.Fprintf(c.ErrOrStderr(), "%d of %d checks are broken\n", broken, len(checks))
 		return ErrFailed
 	}
 	return nil
