@@ -198,6 +198,24 @@ func TestLedgerVerify(t *testing.T) {
 	require.NotContains(t, away.stderr, "hush")
 }
 
+func TestLedgerRebuild(t *testing.T) {
+	t.Parallel()
+	url := stack.Postgres(t)
+	env := []string{"DATABASE_URL=" + url}
+	same := mustRun(t, env, "ledger", "rebuild")
+	require.Empty(t, same.stderr)
+	require.Contains(t, same.stdout, "0 events in ")
+	for _, line := range lines(same.stdout)[:7] {
+		require.Regexp(t, `^ok [a-z_]+ \d rows 0 differ$`, line)
+	}
+
+	execute(t, url, `INSERT INTO policy_revisions VALUES ('by-hand', '1', now())`)
+	differs := tollgate(t, env, "ledger", "rebuild", "--keep")
+	require.Equal(t, 1, differs.code)
+	require.Contains(t, differs.stdout, "kept in schema rebuild_")
+	require.Equal(t, "policy_revisions by-hand: no event says so\n1 of 7 tables differ\n", differs.stderr)
+}
+
 func TestHealth(t *testing.T) {
 	t.Parallel()
 	var ready atomic.Bool

@@ -114,6 +114,11 @@ func (p *posting) run(ctx context.Context, tx pgx.Tx, batch []Received) error {
 	if err != nil {
 		return err
 	}
+	return p.project(ctx, tx, batch, conflicts)
+}
+
+// project brings every projection to what the batch says besides what was known before; the batch's events are stored.
+func (p *posting) project(ctx context.Context, tx pgx.Tx, batch []Received, conflicts []*entry) error {
 	p.group(batch)
 	if err := p.writeReservations(ctx, tx); err != nil {
 		return err

@@ -252,6 +252,7 @@ func TestOrderDoesNotMatter(t *testing.T) {
 		require.Equal(t, []string{fmt.Sprint(sequence)}, lines(t, url, fmt.Sprintf(`SELECT confirmed::text FROM producers WHERE producer = 'gw-%s'`, app)))
 	})
 	requireVerified(t, store, "I3 reservations-end")
+	requireRebuilt(t, store)
 }
 
 // spread deals batches of at most size events to concurrent posters.
