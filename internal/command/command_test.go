@@ -248,3 +248,36 @@ func TestMainReadsTheEnvironmentOnly(t *testing.T) {
 	require.Equal(t, 1, r.code)
 	require.NotContains(t, r.stderr, "hush")
 }
+
+func TestLedgerStatementAndExport(t *testing.T) {
+	t.Parallel()
+	url := stack.Postgres(t)
+	env := []string{"DATABASE_URL=" + url}
+	execute(t, url, `
+WITH a AS (INSERT INTO accounts (name, kind) VALUES ('app:demo:spend', 'spend'), ('provider:x:payable', 'payable') RETURNING account_id, name)
+INSERT INTO transfers (event_id, kind, day, debit_account_id, credit_account_id, amount_nanousd, occurred_at, utc_day)
+SELECT 'x', 'settle', '2026-11-05', min(account_id) FILTER (WHERE name LIKE 'app%'), min(account_id) FILTER (WHERE name LIKE 'prov%'),
+    1500000001, '2026-11-05T10:00:00Z', '2026-11-05' FROM a`)
+
+	statement := []string{"ledger", "statement", "--app", "demo", "--month", "2026-11"}
+	require.Equal(t, []string{
+		"demo, 2026-11, dollars", "opening 0.000000000", "grants 0.000000000", "spend 1.500000001", "adjustments 0.000000000", "closing -1.500000001",
+	}, lines(mustRun(t, env, statement...).stdout))
+	require.JSONEq(t, `{"app": "demo", "month": "2026-11", "opening_usd": "0.000000000", "grants_usd": "0.000000000",
+		"spend_usd": "1.500000001", "adjustments_usd": "0.000000000", "closing_usd": "-1.500000001"}`,
+		mustRun(t, env, append(statement, "--json")...).stdout)
+	require.Contains(t, mustRun(t, env, append(statement, "--csv")...).stdout, "\r\ndemo,2026-11,0.000000000,0.000000000,1.500000001,0.000000000,-1.500000001\r\n")
+	require.Contains(t, tollgate(t, env, "ledger", "statement", "--app", "dmeo", "--month", "2026-11").stderr, `app "dmeo": the ledger has no account`)
+	require.Contains(t, tollgate(t, env, "ledger", "statement", "--app", "demo", "--month", "11/2026").stderr, "--month: want YYYY-MM")
+
+	export := []string{"ledger", "export", "--from", "2026-11-05", "--to", "2026-11-06"}
+	require.Contains(t, mustRun(t, env, append(export, "--what", "transfers")...).stdout,
+		"\r\nx/settle,settle,app:demo:spend,provider:x:payable,1.500000001,,x,,,,2026-11-05T10:00:00.000000Z,2026-11-05,")
+	require.True(t, strings.HasPrefix(mustRun(t, env, export...).stdout, "request_id,occurred_at,settled_at,state,app,"))
+	require.True(t, strings.HasPrefix(mustRun(t, env, append(export, "--format", "focus")...).stdout, "BilledCost,BillingAccountId,"))
+	for _, wrong := range [][]string{
+		{"--format", "xlsx"}, {"--what", "budgets"}, {"--format", "focus", "--what", "transfers"}, {"--to", "2026-11-05"}, {"--from", "yesterday"},
+	} {
+		require.Equal(t, 1, tollgate(t, env, append(export, wrong...)...).code, wrong)
+	}
+}

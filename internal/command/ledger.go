@@ -21,7 +21,7 @@ func newLedger() *cobra.Command {
 		RunE:  func(c *cobra.Command, _ []string) error { return verifyLedger(c, head) },
 	}
 	verify.Flags().StringVar(&head, "head", "", "a head that verify printed earlier; the chain must still contain it")
-	return group("ledger", "Look at the ledger", verify, newLedgerRebuild())
+	return group("ledger", "Look at the ledger", verify, newLedgerRebuild(), newLedgerStatement(), newLedgerExport())
 }
 
 func verifyLedger(c *cobra.Command, head string) error {
