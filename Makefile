@@ -1,6 +1,6 @@
 # `make dev` runs everything on this computer, `make test` checks everything. The steps of the latter live in .ci/check.
 .DEFAULT_GOAL := help
-.PHONY: help dev test deps lint unit fuzz bench build secrets
+.PHONY: help dev test deps lint unit fuzz bench chaos build secrets
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' Makefile
@@ -25,6 +25,9 @@ fuzz: ## every fuzz target for ten seconds
 
 bench: ## every benchmark once
 	@.ci/check bench
+
+chaos: ## 200 schedules of faults under load, books compared after each; SEEDS and FIRST choose others
+	go test ./e2e/chaos -run TestChaos -timeout 4h -parallel 2 -v -chaos.long -chaos.seeds $(or $(SEEDS),200) -chaos.first $(or $(FIRST),1)
 
 build: ## the static binary, in bin/
 	CGO_ENABLED=0 go build -trimpath -o bin/tollgate .

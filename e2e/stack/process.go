@@ -77,7 +77,7 @@ func moduleRoot() (string, error) {
 }
 
 // Process is a program that a test runs. Methods that cannot do their work fail the test, so they are for the test's goroutine,
-// except Kill, Pause, Resume, PID, Log and Done, which any may call.
+// except Kill, Pause, Resume, Terminate, PID, Log and Done, which any may call.
 type Process struct {
 	Name string
 
@@ -218,6 +218,13 @@ func (p *Process) Term() (exitCode int) {
 		p.t.Fatalf("%s: %v", p.Name, err)
 	}
 	return p.Wait(termLimit)
+}
+
+// Terminate asks the process to end with SIGTERM and does not wait. Any goroutine may call it.
+func (p *Process) Terminate() {
+	if err := p.proc.Signal(syscall.SIGTERM); err != nil {
+		p.t.Errorf("%s: %v", p.Name, err)
+	}
 }
 
 // Wait waits until the process has ended, for at most limit, and returns its exit code.

@@ -17,11 +17,11 @@ type Link struct {
 	Addr string
 
 	t        testing.TB
-	target   string
 	listener net.Listener
 	wg       sync.WaitGroup
 
 	mu        sync.Mutex
+	target    string
 	closed    bool
 	refuse    bool
 	latency   time.Duration
@@ -60,6 +60,13 @@ func (l *Link) SetLatency(d time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.latency = d
+}
+
+// SetTarget has new connections go to another server (host:port). Those that exist stay: Drop ends them.
+func (l *Link) SetTarget(target string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.target = target
 }
 
 // BlackHole keeps connections open and lets nothing through, in either direction, until it is switched off; then what was held
@@ -164,7 +171,10 @@ func (l *Link) serve(p *pair) {
 	if !l.pass(p) {
 		return
 	}
-	conn, err := net.Dial("tcp", l.target)
+	l.mu.Lock()
+	target := l.target
+	l.mu.Unlock()
+	conn, err := net.Dial("tcp", target)
 	if err != nil {
 		p.reset()
 		return

@@ -29,11 +29,11 @@ type Line struct {
 const settleLimit = 45 * time.Second
 
 // Check waits until nothing is in flight and every invariant holds, then prints a line for each. When time runs out it fails
-// the test with what does not hold.
-func (s *System) Check() {
+// the test with what does not hold. Steps of the caller are looked at with the system's own.
+func (s *System) Check(more ...func(context.Context) ([]Line, error)) {
 	s.t.Helper()
 	// The books are read only once the rest is quiet.
-	steps := []func(context.Context) ([]Line, error){s.checkQuiet, s.checkCounters, s.checkBooks}
+	steps := append([]func(context.Context) ([]Line, error){s.checkQuiet, s.checkCounters, s.checkBooks}, more...)
 	deadline := time.Now().Add(settleLimit + min(s.options.TTL, time.Minute))
 	var lines []Line
 	for {
@@ -113,7 +113,7 @@ func (s *System) checkQuiet(ctx context.Context) ([]Line, error) {
 		}
 		spooled += int64(n)
 	}
-	consumer, err := s.stream.Consumer(ctx, event.Stream, "settler")
+	consumer, err := s.JetStream.Consumer(ctx, event.Stream, "settler")
 	if err != nil {
 		return nil, fmt.Errorf("the settlers' consumer: %w", err)
 	}

@@ -50,6 +50,8 @@ type Options struct {
 	Env []string
 	// OwnPostgres gives the system a Postgres that the test may kill.
 	OwnPostgres bool
+	// Proxied gives every gateway and settler a link of its own to each server: Part.Links.
+	Proxied bool
 	// Pushed makes the gateways follow the policy that is pushed instead of reading it from a file.
 	Pushed bool
 }
@@ -67,12 +69,13 @@ type System struct {
 	PolicyFile  string
 	RedisClient *redis.Client
 	Pool        *pgxpool.Pool
+	JetStream   jetstream.JetStream
 
 	t       testing.TB
 	options Options
 	env     []string
-	stream  jetstream.JetStream
-	client  *http.Client
+
+	client *http.Client
 }
 
 // Part is one gateway or settler process, or the simulator's.
@@ -81,6 +84,9 @@ type Part struct {
 
 	URL   string // of the data plane; "" for a settler
 	Admin string // base URL of the admin plane; "" for the simulator
+
+	// Links are the part's ways to the servers by Link… name; nil unless Options.Proxied.
+	Links map[string]*stack.Link
 
 	system *System
 	args   []string
@@ -144,7 +150,7 @@ func (s *System) startServers() {
 	nc, err := nats.Connect(s.NATS.ClientURL(), nats.MaxReconnects(-1), nats.ReconnectWait(50*time.Millisecond))
 	require.NoError(t, err)
 	t.Cleanup(nc.Close)
-	s.stream, err = jetstream.New(nc)
+	s.JetStream, err = jetstream.New(nc)
 	require.NoError(t, err)
 }
 
@@ -199,7 +205,8 @@ func (s *System) AddGateway(env ...string) *Part {
 	if !s.options.Pushed {
 		args = append(args, "--policy", s.PolicyFile)
 	}
-	g := &Part{URL: "http://" + data, Admin: "http://" + admin, system: s, args: args, env: append(s.env, env...)}
+	g := &Part{URL: "http://" + data, Admin: "http://" + admin, system: s, args: args}
+	g.env = append(s.linked(g, true), env...)
 	s.Gateways = append(s.Gateways, g)
 	g.Start()
 	return g
@@ -209,7 +216,8 @@ func (s *System) AddGateway(env ...string) *Part {
 func (s *System) AddSettler() *Part {
 	s.t.Helper()
 	admin := FreeAddr(s.t)
-	p := &Part{Admin: "http://" + admin, system: s, args: []string{"settler", "--admin", admin}, env: s.env}
+	p := &Part{Admin: "http://" + admin, system: s, args: []string{"settler", "--admin", admin}}
+	p.env = s.linked(p, false)
 	s.Settlers = append(s.Settlers, p)
 	p.Start()
 	return p
@@ -218,8 +226,14 @@ func (s *System) AddSettler() *Part {
 // Start runs the part and waits until it is ready: at first, and again after Kill or Term, with the same folder and addresses.
 func (p *Part) Start() {
 	p.system.t.Helper()
-	p.Process = stack.Start(p.system.t, p.args[0], p.args, p.env)
+	p.Launch()
 	p.WaitReady(p.Admin + "/readyz")
+}
+
+// Launch is Start without the wait: for a part that cannot be ready before a server is back.
+func (p *Part) Launch() {
+	p.system.t.Helper()
+	p.Process = stack.Start(p.system.t, p.args[0], p.args, p.env)
 }
 
 // CLI runs the binary with args, requires that it succeeds and returns its standard output.

@@ -1,0 +1,169 @@
+package chaos
+
+import (
+	"context"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"tollgate/e2e/stack"
+	"tollgate/e2e/system"
+	"tollgate/ledger/event"
+)
+
+// fault is something that happens to a component and ends. begin and end run on the test's goroutine and wait for nobody who may
+// be hurt as well.
+type fault struct {
+	name    string
+	on      string // the component; none has two faults at a time
+	instant bool   // nothing lasts, and there is no end
+	begin   func(r *run, whom int)
+	end     func(r *run, whom int)
+}
+
+// Components.
+const (
+	onGateway, onSettler, onRedis, onNATS, onPostgres, onLinks = "gateway", "settler", "redis", "nats", "postgres", "links"
+)
+
+func gateway(r *run, whom int) *system.Part { return r.Gateways[whom%len(r.Gateways)] }
+func settler(r *run, whom int) *system.Part { return r.Settlers[whom%len(r.Settlers)] }
+
+type choice func(r *run, whom int) *system.Part
+
+func killed(name, on string, of choice) fault {
+	return fault{
+		name: name, on: on,
+		begin: func(r *run, whom int) { of(r, whom).Kill() },
+		end:   func(r *run, whom int) { of(r, whom).Launch() },
+	}
+}
+
+func paused(name, on string, of choice) fault {
+	return fault{
+		name: name, on: on,
+		begin: func(r *run, whom int) { of(r, whom).Pause() },
+		end:   func(r *run, whom int) { of(r, whom).Resume() },
+	}
+}
+
+// stopped is a restart by a supervisor that kills what does not end in time.
+func stopped(name, on string, of choice) fault {
+	return fault{
+		name: name, on: on,
+		begin: func(r *run, whom int) { of(r, whom).Terminate() },
+		end: func(r *run, whom int) {
+			of(r, whom).Kill()
+			of(r, whom).Launch()
+		},
+	}
+}
+
+// linked hurts the ways of all gateways and settlers to one server.
+func linked(name, link string, begin, end func(l *stack.Link)) fault {
+	each := func(do func(l *stack.Link)) func(r *run, whom int) {
+		return func(r *run, _ int) {
+			for _, p := range append(append([]*system.Part{}, r.Gateways...), r.Settlers...) {
+				if l := p.Links[link]; l != nil {
+					do(l)
+				}
+			}
+		}
+	}
+	f := fault{name: name, on: onLinks, begin: each(begin), instant: end == nil}
+	if end != nil {
+		f.end = each(end)
+	}
+	return f
+}
+
+// isolated cuts one gateway off one server, silently.
+func isolated(name, link string) fault {
+	return fault{
+		name: name, on: onLinks,
+		begin: func(r *run, whom int) { gateway(r, whom).Links[link].BlackHole(true) },
+		end:   func(r *run, whom int) { gateway(r, whom).Links[link].BlackHole(false) },
+	}
+}
+
+func asked(name, on string, do func(ctx context.Context, r *run) error) fault {
+	return fault{name: name, on: on, instant: true, begin: func(r *run, _ int) {
+		ctx, cancel := context.WithTimeout(r.t.Context(), 10*time.Second)
+		defer cancel()
+		require.NoError(r.t, do(ctx, r), name)
+	}}
+}
+
+func (r *run) do(err error) { r.t.Helper(); require.NoError(r.t, err) }
+
+func drop(l *stack.Link)  { l.Drop() }
+func slow(l *stack.Link)  { l.SetLatency(30 * time.Millisecond) }
+func quick(l *stack.Link) { l.SetLatency(0) }
+
+var faults = []fault{
+	killed("gateway killed", onGateway, gateway),
+	paused("gateway paused", onGateway, gateway),
+	stopped("gateway restarted", onGateway, gateway),
+	killed("settler killed", onSettler, settler),
+	paused("settler paused", onSettler, settler),
+	stopped("settler restarted", onSettler, settler),
+	{
+		name: "redis killed", on: onRedis,
+		begin: func(r *run, _ int) { r.do(r.Redis.Kill()) },
+		end:   func(r *run, _ int) { r.do(r.Redis.Restart(r.t.Context())) },
+	},
+	{
+		name: "redis paused", on: onRedis,
+		begin: func(r *run, _ int) { r.do(r.Redis.Pause()) },
+		end:   func(r *run, _ int) { r.do(r.Redis.Resume()) },
+	},
+	asked("redis emptied", onRedis, func(ctx context.Context, r *run) error { return r.RedisClient.FlushAll(ctx).Err() }),
+	asked("redis scripts flushed", onRedis, func(ctx context.Context, r *run) error { return r.RedisClient.ScriptFlush(ctx).Err() }),
+	asked("redis keys of an app deleted", onRedis, deleteKeys("{app:"+system.App+"}:*", 0)),
+	asked("redis counter deleted", onRedis, deleteKeys("{app:"+system.App+"}:*:budget:*", 1)),
+	{
+		name: "nats stopped", on: onNATS,
+		begin: func(r *run, _ int) { r.do(r.NATS.Shutdown(r.t.Context())) },
+		end:   func(r *run, _ int) { r.do(r.NATS.Restart(r.t.Context())) },
+	},
+	asked("stream purged", onNATS, func(ctx context.Context, r *run) error {
+		stream, err := r.JetStream.Stream(ctx, event.Stream)
+		if err != nil {
+			return err
+		}
+		return stream.Purge(ctx)
+	}),
+	asked("stream deleted", onNATS, func(ctx context.Context, r *run) error { return r.JetStream.DeleteStream(ctx, event.Stream) }),
+	{
+		name: "postgres killed", on: onPostgres,
+		begin: func(r *run, _ int) { r.do(r.Postgres.Kill()) },
+		end:   func(r *run, _ int) { r.do(r.Postgres.Restart(r.t.Context())) },
+	},
+	{
+		name: "postgres paused", on: onPostgres,
+		begin: func(r *run, _ int) { r.do(r.Postgres.Pause()) },
+		end:   func(r *run, _ int) { r.do(r.Postgres.Resume()) },
+	},
+	linked("provider connections dropped", system.LinkSim, drop, nil),
+	linked("redis connections dropped", system.LinkRedis, drop, nil),
+	linked("nats connections dropped", system.LinkNATS, drop, nil),
+	linked("postgres connections dropped", system.LinkPostgres, drop, nil),
+	linked("redis slow", system.LinkRedis, slow, quick),
+	linked("nats slow", system.LinkNATS, slow, quick),
+	isolated("a gateway's way to redis black", system.LinkRedis),
+	isolated("a gateway's way to nats black", system.LinkNATS),
+}
+
+// deleteKeys deletes keys by pattern, at most so many; 0 is all.
+func deleteKeys(pattern string, most int) func(ctx context.Context, r *run) error {
+	return func(ctx context.Context, r *run) error {
+		keys, err := r.RedisClient.Keys(ctx, pattern).Result()
+		if err != nil || len(keys) == 0 {
+			return err
+		}
+		if most > 0 {
+			keys = keys[:min(most, len(keys))]
+		}
+		return r.RedisClient.Del(ctx, keys...).Err()
+	}
+}
