@@ -2,6 +2,7 @@ package migrations_test
 
 import (
 	"context"
+	"strings"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
@@ -112,6 +113,79 @@ VALUES ('x', 'settle', current_date, 1, 2, 3, now(), current_date), ('x', 'settl
 		require.ErrorAs(t, err, &refused, sql)
 		require.Contains(t, refused.Message, "append-only", sql)
 	}
+}
+
+// TestNobodyChangesTheJournal tries every way to change a row of the journal, in every partition, also ones made later, as each
+// role and as an owner who is no superuser.
+func TestNobodyChangesTheJournal(t *testing.T) {
+	t.Parallel()
+	ctx, url := t.Context(), stack.Postgres(t)
+	require.NoError(t, migrations.Up(ctx, url))
+	conn := connect(t, url)
+	const fill = `
+SELECT ensure_partitions('2031-05-01', '2031-05-02');
+INSERT INTO events (event_id, day, kind, app, producer, sequence, occurred_at, body_hash, body)
+SELECT 'x' || day, day, 'used', 'a', 'p', 0, now(), sha256(''), '' FROM unnest(ARRAY[current_date, '1999-01-01', '2031-05-01']) day;
+INSERT INTO accounts (name, kind) VALUES ('a', 'spend'), ('b', 'payable');
+INSERT INTO transfers (event_id, kind, day, debit_account_id, credit_account_id, amount_nanousd, occurred_at, utc_day)
+SELECT event_id, 'settle', day, 1, 2, 3, now(), day FROM events;
+INSERT INTO seals VALUES (1, 1, 9, 6, now(), sha256(''), sha256(''), '')`
+	_, err := conn.Exec(ctx, fill)
+	require.NoError(t, err)
+	const journal = `
+SELECT 'public.' || c.relname FROM pg_class c -- named in full: the role finance has a schema of its name in its path
+WHERE c.oid IN (SELECT relid FROM pg_partition_tree('events') UNION ALL SELECT relid FROM pg_partition_tree('transfers')
+    UNION ALL SELECT 'seals'::regclass UNION ALL SELECT 'accounts'::regclass)`
+	rows, err := conn.Query(ctx, journal)
+	require.NoError(t, err)
+	tables, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	require.NoError(t, err)
+	require.Contains(t, tables, "public.transfers_2031_05")
+	const counts = `SELECT (SELECT count(*) FROM events) || ' ' || (SELECT count(*) FROM transfers WHERE amount_nanousd = 3) || ' ' || (SELECT count(*) FROM seals)`
+
+	for _, role := range []string{"tollgate_app", "finance", "grafana", "the owner"} {
+		tx, err := conn.Begin(ctx)
+		require.NoError(t, err)
+		if role != "the owner" {
+			_, err = tx.Exec(ctx, "SET LOCAL ROLE "+role)
+		} else {
+			_, err = tx.Exec(ctx, `CREATE ROLE journal_owner_test NOLOGIN; GRANT USAGE ON SCHEMA public TO journal_owner_test`)
+			for _, table := range tables {
+				require.NoError(t, err)
+				_, err = tx.Exec(ctx, `ALTER TABLE `+table+` OWNER TO journal_owner_test`)
+			}
+			require.NoError(t, err)
+			_, err = tx.Exec(ctx, `SET LOCAL ROLE journal_owner_test`)
+		}
+		require.NoError(t, err)
+		for _, table := range tables {
+			column := map[bool]string{true: "amount_nanousd = 0", false: "day = day"}[strings.HasPrefix(table, "public.transfers")]
+			switch table {
+			case "public.seals":
+				column = "content = 'x'"
+			case "public.accounts":
+				column = "name = 'x'"
+			}
+			for _, sql := range []string{"UPDATE " + table + " SET " + column, "DELETE FROM " + table, "TRUNCATE " + table, "TRUNCATE " + table + " CASCADE"} {
+				attempt, err := tx.Begin(ctx)
+				require.NoError(t, err)
+				tag, err := attempt.Exec(ctx, sql)
+				if err == nil { // no row, no trigger
+					require.Zero(t, tag.RowsAffected(), "%s: %s", role, sql)
+					require.NotContains(t, sql, "TRUNCATE", role)
+				} else {
+					var refused *pgconn.PgError
+					require.ErrorAs(t, err, &refused, sql)
+					require.Equal(t, "42501", refused.Code, "%s: %s", role, sql)
+				}
+				require.NoError(t, attempt.Rollback(ctx))
+			}
+		}
+		require.NoError(t, tx.Rollback(ctx))
+	}
+	var after string
+	require.NoError(t, conn.QueryRow(ctx, counts).Scan(&after))
+	require.Equal(t, "3 3 1", after)
 }
 
 func TestRoles(t *testing.T) {

@@ -14,16 +14,17 @@ const (
 )
 
 type metrics struct {
-	lag       prometheus.Gauge
-	batchSize prometheus.Histogram
-	events    *prometheus.CounterVec
-	open      prometheus.Gauge
-	gaps      prometheus.Counter
-	drift     prometheus.Gauge
-	unsealed  prometheus.Gauge
-	redisDown prometheus.Gauge
-	negative  prometheus.Counter
-	settle    prometheus.Observer
+	lag        prometheus.Gauge
+	batchSize  prometheus.Histogram
+	events     *prometheus.CounterVec
+	open       prometheus.Gauge
+	gaps       prometheus.Counter
+	drift      prometheus.Gauge
+	unsealed   prometheus.Gauge
+	partitions prometheus.Gauge
+	redisDown  prometheus.Gauge
+	negative   prometheus.Counter
+	settle     prometheus.Observer
 }
 
 func newMetrics(reg prometheus.Registerer) *metrics {
@@ -49,6 +50,9 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 		unsealed: prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: "tollgate_ledger_unsealed_rows", Help: "Serials of the journal that the last sealing found and left unsealed.",
 		}),
+		partitions: prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: "tollgate_ledger_partitions_missing", Help: "Monthly partitions that the journal lacks now or will lack in ten days.",
+		}),
 		redisDown: prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: "tollgate_settler_redis_failing", Help: "1 while the last write-back to Redis failed.",
 		}),
@@ -67,6 +71,6 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 		}
 	}
 	m.events.WithLabelValues(kindUnknown, outcomeParked)
-	reg.MustRegister(m.lag, m.batchSize, m.events, m.open, m.gaps, m.drift, m.unsealed, m.redisDown, m.negative, redis)
+	reg.MustRegister(m.lag, m.batchSize, m.events, m.open, m.gaps, m.drift, m.unsealed, m.partitions, m.redisDown, m.negative, redis)
 	return m
 }

@@ -113,7 +113,7 @@ func (s *Settler) Run(ctx context.Context) error {
 	group.Go(func() error { return s.every(ctx, "lag", time.Second, s.measureLag) })
 	group.Go(func() error { return s.every(ctx, "gaps", s.config.GapAge/4+time.Millisecond, s.gapReporter()) })
 	group.Go(func() error { return s.every(ctx, "renew", renewEvery, s.renew) })
-	group.Go(func() error { return s.every(ctx, "partitions", 24*time.Hour, s.ensurePartitions) })
+	group.Go(func() error { return s.every(ctx, "partitions", time.Hour, s.ensurePartitions) })
 	group.Go(func() error { return s.every(ctx, "seal", sealEvery, s.seal) })
 	return ignoreStop(ctx, group.Wait())
 }
@@ -193,7 +193,12 @@ func (s *Settler) every(ctx context.Context, name string, interval time.Duration
 func (s *Settler) sweepOnce(ctx context.Context) error { return s.sweep.Once(ctx) }
 
 func (s *Settler) ensurePartitions(ctx context.Context) error {
-	return s.store.EnsurePartitions(ctx, s.now())
+	err := s.store.EnsurePartitions(ctx, s.now())
+	missing, counted := s.store.MissingPartitions(ctx, s.now())
+	if counted == nil {
+		s.metrics.partitions.Set(float64(missing))
+	}
+	return errors.Join(err, counted)
 }
 
 // ignoreStop drops the errors that a stop that was asked for causes.

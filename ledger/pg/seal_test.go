@@ -131,3 +131,16 @@ VALUES ('slow', '1970-01-01', 'refused', 'a', 'p', 0, now(), sha256(''), '')`)
 	require.EqualValues(t, 2, chain.Blocks)
 	require.Zero(t, chain.Unsealed)
 }
+
+func TestMissingPartitionsAreCounted(t *testing.T) {
+	t.Parallel()
+	store := open(t)
+	far := time.Date(2044, 5, 25, 0, 0, 0, 0, time.UTC)
+	missing, err := store.MissingPartitions(t.Context(), far)
+	require.NoError(t, err)
+	require.EqualValues(t, 6, missing, "May and June of three tables")
+	require.NoError(t, store.EnsurePartitions(t.Context(), far))
+	missing, err = store.MissingPartitions(t.Context(), far)
+	require.NoError(t, err)
+	require.Zero(t, missing)
+}

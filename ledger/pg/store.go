@@ -73,6 +73,21 @@ func (s *Store) EnsurePartitions(ctx context.Context, now time.Time) error {
 	return nil
 }
 
+// MissingPartitions counts the monthly partitions of the journal that are not there for now or for ten days later. Rows of such
+// a month go to the default partitions, where nothing is lost and the month stays.
+func (s *Store) MissingPartitions(ctx context.Context, now time.Time) (int64, error) {
+	const query = `
+SELECT count(DISTINCT base || to_char(day, '_YYYY_MM'))
+FROM unnest(ARRAY['events', 'transfers', 'reservations']) AS base, unnest($1::date[]) AS day
+WHERE to_regclass(base || to_char(day, '_YYYY_MM')) IS NULL`
+	now = now.UTC()
+	var n int64
+	if err := s.pool.QueryRow(ctx, query, []time.Time{now, now.AddDate(0, 0, 10)}).Scan(&n); err != nil {
+		return 0, fmt.Errorf("count missing partitions: %w", err)
+	}
+	return n, nil
+}
+
 // Permanent reports whether an error of Post lies in the batch's data, so that repeating it cannot help: a value that a
 // column cannot hold, or a broken constraint. Everything else may be retried.
 func Permanent(err error) bool {
