@@ -218,16 +218,21 @@ func (g *Gateway) Run(ctx context.Context, listener net.Listener) error {
 	}())
 }
 
-// awaitDirectory gives the keys a moment to arrive, so that the first callers are not refused as unknown.
+// awaitDirectory gives keys and grants a moment to arrive, so that the first callers are not refused without them.
 func (g *Gateway) awaitDirectory(ctx context.Context) {
 	if err := g.control.Refresh(ctx); err != nil {
 		g.log.Warn("generation cannot be read yet", "error", err)
 	}
-	select {
-	case <-g.directory.Ready():
-	case <-ctx.Done():
-	case <-time.After(5 * time.Second):
-		g.log.Warn("key directory has not been read yet, keys are unknown until it has")
+	late := time.After(5 * time.Second)
+	for _, ready := range []<-chan struct{}{g.directory.Ready(), g.admission.GrantsReady()} {
+		select {
+		case <-ready:
+		case <-ctx.Done():
+			return
+		case <-late:
+			g.log.Warn("keys or grants have not been read yet, they are unknown until they have")
+			return
+		}
 	}
 }
 

@@ -22,7 +22,7 @@ import (
 )
 
 // Deps are the parts a settler stands on. They stay the caller's and must outlive Run. Store needs a connection for each
-// worker and seven more.
+// worker and eight more.
 type Deps struct {
 	Store    *pg.Store
 	Scripts  *lua.Scripts // with a timeout of a second or so: nobody waits for a write-back
@@ -46,6 +46,7 @@ type Settler struct {
 	rebuild  *rebuild.Rebuilder
 	sweep    *sweep.Sweeper
 	keys     *directory.Sync
+	granted  chan struct{} // holds one element when gateways must be told of grants
 
 	mu    sync.Mutex
 	dirty map[string]bool // apps whose last write-back Redis did not take
@@ -67,7 +68,7 @@ func New(config Config, d Deps) (*Settler, error) {
 	s := &Settler{
 		config: config, store: d.Store, scripts: d.Scripts, nc: d.NATS, js: js, log: d.Log, metrics: newMetrics(d.Registry),
 		now: d.Now, messages: make(chan jetstream.Msg, 2*config.Batch), dirty: map[string]bool{},
-		keys: directory.NewSync(d.Store, js),
+		keys: directory.NewSync(d.Store, js), granted: make(chan struct{}, 1),
 	}
 	s.rebuild = rebuild.New(d.Store, d.Scripts, s.awaitSettled, s.markDirty, config.RebuildGrace, d.Log, d.Now)
 	s.sweep = sweep.New(d.Store, d.Scripts, js, s.lag, config.SweepGrace, d.Log, d.Now)
@@ -110,6 +111,7 @@ func (s *Settler) Run(ctx context.Context) error {
 	group.Go(func() error { return s.every(ctx, "refresh", s.config.RebuildEvery, s.refreshDirty) })
 	group.Go(func() error { return s.every(ctx, "sweep", s.config.SweepEvery, s.sweepOnce) })
 	group.Go(func() error { return s.every(ctx, "directory", s.config.DirectoryEvery, s.keys.Run) })
+	group.Go(func() error { return s.tellGrants(ctx) })
 	group.Go(func() error { return s.every(ctx, "lag", time.Second, s.measureLag) })
 	group.Go(func() error { return s.every(ctx, "gaps", s.config.GapAge/4+time.Millisecond, s.gapReporter()) })
 	group.Go(func() error { return s.every(ctx, "renew", renewEvery, s.renew) })

@@ -182,6 +182,7 @@ func (s *Settler) postTogether(ctx context.Context, batch []delivery) error {
 			s.log.Error("event id is known with other content", "event_id", batch[i].Event.ID, "stream_seq", batch[i].StreamSeq)
 		}
 	}
+	s.noteGrants(batch)
 	s.writeBack(ctx, result.WriteBacks)
 	for _, d := range batch {
 		if err := d.message.Ack(); err != nil {

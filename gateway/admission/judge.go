@@ -85,6 +85,7 @@ func (a *Admission) prepare(ask *Ask, name string) *candidate {
 		App: ask.Caller.App, Key: ask.Caller.Key, User: ask.User, Plan: ask.Caller.Plan, Provider: model.Provider,
 		Model: name, Endpoint: ask.Endpoint, EndpointKind: ask.EndpointKind, IP: ask.IP,
 	}, now, make([]policy.Applied, 0, len(r.policy.Limits)))
+	a.grants.raise(applied, r.policy.Calendar, now)
 	c.Limits = limitStates(applied, r.policy.Plans[ask.Caller.Plan])
 	c.Reservation = event.Reservation{
 		ID: event.NewReservationID(now), Key: ask.Caller.Key, User: ask.User, Plan: ask.Caller.Plan, Provider: model.Provider,

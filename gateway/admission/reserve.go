@@ -38,6 +38,7 @@ type Admission struct {
 	losses    *losses
 	lines     lines
 	leases    *leases
+	grants    *grants
 }
 
 // rules are a policy in force with the prices and upstreams that go with it.
@@ -67,6 +68,7 @@ func New(p Parts) *Admission {
 		degraded: p.Degraded, log: p.Log,
 		local: NewLocal(time.Now), exhausted: NewExhausted(maxExhausted, time.Now), losses: newLosses(),
 		leases: newLeases(p.Scripts, p.Timeout, p.Log), asking: make(chan struct{}, callsAtOnce),
+		grants: newGrants(p.Control.js, p.Log),
 	}
 	a.breaker = NewBreaker(a.probe, a.breakerChanged, time.Now)
 	a.leases.freed = a.lines.freed
@@ -85,6 +87,7 @@ func (a *Admission) Run(ctx context.Context) error {
 	group.Go(func() error { return a.leases.run(ctx) })
 	group.Go(func() error { return a.rebuildLost(ctx) })
 	group.Go(func() error { return a.registerLate(ctx) })
+	group.Go(func() error { return a.grants.run(ctx) })
 	return group.Wait()
 }
 

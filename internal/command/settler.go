@@ -72,7 +72,7 @@ func runSettler(ctx context.Context, config settlerConfig) error {
 		return err
 	}
 	defer nc.Close()
-	store, err := pg.Open(ctx, config.Database.Reveal(), int32(config.Settler.Workers)+7)
+	store, err := pg.Open(ctx, config.Database.Reveal(), int32(config.Settler.Workers)+8)
 	if err != nil {
 		return err
 	}

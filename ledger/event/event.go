@@ -52,6 +52,7 @@ type Event struct {
 	Release     *Release     `json:"release,omitempty"`     // released
 	Refusals    *Refusals    `json:"refusals,omitempty"`    // refused
 	Policy      *Policy      `json:"policy,omitempty"`      // policy
+	Grant       *Grant       `json:"grant,omitempty"`       // granted
 }
 
 // Reservation is what was set aside for one request, and for whom.
@@ -229,7 +230,9 @@ func (e *Event) check() error {
 		if e.Policy == nil {
 			return errors.New("policy without policy")
 		}
-	case KindAdjusted, KindGranted:
+	case KindGranted:
+		return e.checkGrant()
+	case KindAdjusted:
 		return fmt.Errorf("kind %q is not settled by this version", e.Kind)
 	default:
 		return fmt.Errorf("unknown kind %q", e.Kind)

@@ -124,6 +124,7 @@ func (p *posting) project(ctx context.Context, tx pgx.Tx, batch []Received, conf
 		return err
 	}
 	p.collectBudgets()
+	p.collectGrants()
 
 	out := &pgx.Batch{}
 	p.queueTransfers(out)

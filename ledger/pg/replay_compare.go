@@ -42,6 +42,7 @@ var replayed = []projection{
 	{table: "policy_revisions", key: []string{"event_id"}},
 	{table: "policy_limits", key: []string{"event_id", "limit_name", "unit", "name"}},
 	{table: "refusals", key: []string{"event_id", "line"}},
+	{table: "grants", key: []string{"grant_id"}},
 }
 
 // projections reads which columns the tables have.

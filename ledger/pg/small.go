@@ -10,7 +10,7 @@ import (
 	"tollgate/ledger/event"
 )
 
-// queueSmall writes the events that touch no reservation: policies and refusals, and parks conflicts.
+// queueSmall writes the events that touch no reservation: policies, refusals and grants, and parks conflicts.
 func queueSmall(out *pgx.Batch, fresh, conflicts []*entry) {
 	for _, x := range fresh {
 		switch x.Event.Kind {
@@ -18,6 +18,8 @@ func queueSmall(out *pgx.Batch, fresh, conflicts []*entry) {
 			queuePolicy(out, x.Event)
 		case event.KindRefused:
 			queueRefusals(out, x.Event)
+		case event.KindGranted:
+			queueGrant(out, x.Event)
 		}
 	}
 	for _, x := range conflicts {

@@ -17,6 +17,7 @@ const (
 	transferSettle  = "settle"  // what a request used
 	transferExpire  = "expire"  // what was held for a request whose outcome never arrived
 	transferCorrect = "correct" // takes an expiry's charge back
+	transferGrant   = "grant"   // dollars added to a budget, or taken back
 )
 
 // transfer is one movement of money. Its id is the event that caused it and its kind.
@@ -85,12 +86,15 @@ FROM unnest($1::text[], $2::text[], $3::date[], $4::bigint[], $5::bigint[], $6::
 	}
 	ids, kinds, days := make([]string, n), make([]string, n), make([]time.Time, n)
 	debits, credits, amounts := make([]int64, n), make([]int64, n), make([]int64, n)
-	reservations, prices, components := make([]string, n), make([]string, n), make([]*string, n)
+	reservations, prices, components := make([]*string, n), make([]string, n), make([]*string, n)
 	linked, times := make([]*string, n), make([]time.Time, n)
 	for i, x := range p.transfer {
 		ids[i], kinds[i], days[i] = clean(x.cause.ID), x.kind, day(x.cause.ID)
 		debits[i], credits[i], amounts[i] = p.store.account(x.debit), p.store.account(x.credit), int64(x.amount)
-		reservations[i], prices[i], components[i] = x.cause.Reservation.ID, clean(x.priceRow), x.components
+		prices[i], components[i] = clean(x.priceRow), x.components
+		if r := x.cause.Reservation; r != nil {
+			reservations[i] = &r.ID
+		}
 		linked[i], times[i] = x.linked, x.occurredAt
 	}
 	out.Queue(insert, ids, kinds, days, debits, credits, amounts, reservations, prices, components, linked, times)
@@ -105,6 +109,10 @@ func accountsOf(batch []Received) map[string]string {
 			names[spendAccount(x.Event)] = "spend"
 			names[payableAccount(x.Event)] = "payable"
 			names[unconfirmedAccount(x.Event)] = "unconfirmed"
+		}
+		if x.Event.Kind == event.KindGranted && x.Event.Grant.Unit == ledger.UnitUSD {
+			names[spendAccount(x.Event)] = "spend"
+			names[grantAccount(x.Event)] = "grant"
 		}
 	}
 	return names

@@ -125,7 +125,7 @@ var elsewhere = []Check{
 
 // invariants of design.md, each as a query whose answer is 0 when it holds, and an example of what breaks it.
 var invariants = []struct{ name, meaning, query string }{
-	{"I1 within-limits", "budgets whose use, less what settlement added, is above every limit they ever had", chargesByBudget + `,
+	{"I1 within-limits", "budgets whose use, less what settlement added, is above every limit they ever had and what was granted besides", chargesByBudget + `,
 limits AS (
     SELECT family, period, unit, name, max(limit_value) AS most FROM policy_limits GROUP BY 1, 2, 3, 4
 )
@@ -136,7 +136,10 @@ JOIN limits l ON l.family = b.family AND l.period = b.period AND l.name = ''
 LEFT JOIN limits o ON o.family = l.family AND o.period = l.period AND o.unit = l.unit AND o.name = b.name AND b.name <> ''
 WHERE CASE l.unit WHEN 'requests' THEN b.requests - c.over_requests
                   WHEN 'tokens' THEN b.tokens - c.over_tokens
-                  ELSE b.nanousd - c.over_nanousd END > greatest(l.most, o.most)`},
+                  ELSE b.nanousd - c.over_nanousd END > greatest(l.most, o.most) + (
+    SELECT coalesce(sum(g.amount), 0) FROM grants g
+    WHERE g.amount > 0 AND g.app = b.app AND g.subject = b.subject AND g.unit = l.unit AND g.period = b.period
+        AND (b.window_end IS NULL OR g.granted_at >= b.window_start AND g.granted_at < b.window_end))`},
 
 	{"I3 reservations-end", "reservations pending more than a minute after their deadline", `
 SELECT count(*), coalesce(min(reservation_id), '') FROM reservations WHERE state = 'pending' AND deadline < now() - interval '1 minute'`},
@@ -165,6 +168,18 @@ FULL JOIN (
     GROUP BY 1
 ) t USING (name)
 WHERE coalesce(r.nanousd, 0) <> coalesce(t.nanousd, 0)`},
+
+	{"I5 transfers-equal-grants", "apps whose transfers of grants differ from the sum of what was granted in dollars", `
+SELECT count(*), coalesce(min(name), '')
+FROM (SELECT 'app:' || owner || ':grants' AS name, sum(amount) AS nanousd FROM grants WHERE unit = 'usd' GROUP BY 1) g
+FULL JOIN (
+    SELECT a.name, sum(CASE WHEN t.debit_account_id = a.account_id THEN t.amount_nanousd ELSE -t.amount_nanousd END) AS nanousd
+    FROM accounts a
+    JOIN transfers t ON a.account_id IN (t.debit_account_id, t.credit_account_id)
+    WHERE a.kind = 'grant' AND t.kind = 'grant'
+    GROUP BY 1
+) t USING (name)
+WHERE coalesce(g.nanousd, 0) <> coalesce(t.nanousd, 0)`},
 
 	{"I5 charges-equal-events", "used events whose cost or tokens are not what their request was charged", `
 SELECT count(*), coalesce(min(e.event_id), '')

@@ -152,7 +152,8 @@ func (v value) budget(overridden bool) *Budget {
 	if unit, amount, ok := rec.amount("usd", "tokens", "requests"); ok {
 		b.Unit = unit
 		b.Default, ok = quantity(amount, unit, 0, math.MaxInt64)
-		if ok && b.Default == 0 && !overridden {
+		// Of 0 in total is a prepaid balance: what is granted may be spent.
+		if per, _ := rec.get("per"); ok && b.Default == 0 && !overridden && (per.node == nil || per.node.Value != string(ledger.PeriodTotal)) {
 			amount.fail("a budget of 0 refuses everyone: give more, or overrides for those who may pass")
 		}
 	}
