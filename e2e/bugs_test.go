@@ -19,6 +19,7 @@ func TestBugsHaveTests(t *testing.T) {
 	folders := map[string]string{
 		"lua": "../lua", "admission": "../gateway/admission", "gateway": "../gateway", "provider": "../gateway/provider", "e2e": ".",
 		"settler": "../settler", "policy": "../ledger/policy", "ledger": "../ledger", "dashboards": "../dashboards",
+		"outbox": "../gateway/outbox", "pg": "../ledger/pg", "price": "../ledger/price", "migrations": "../migrations", "chaos": "chaos",
 	}
 	sources := map[string][]byte{}
 	for name, folder := range folders {

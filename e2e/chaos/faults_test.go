@@ -2,6 +2,7 @@ package chaos
 
 import (
 	"context"
+	"math/rand/v2"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -134,6 +135,7 @@ var faults = []fault{
 		return stream.Purge(ctx)
 	}),
 	asked("stream deleted", onNATS, func(ctx context.Context, r *run) error { return r.JetStream.DeleteStream(ctx, event.Stream) }),
+	asked("delivered again", onNATS, deliverAgain),
 	{
 		name: "postgres killed", on: onPostgres,
 		begin: func(r *run, _ int) { r.do(r.Postgres.Kill()) },
@@ -166,4 +168,21 @@ func deleteKeys(pattern string, most int) func(ctx context.Context, r *run) erro
 		}
 		return r.RedisClient.Del(ctx, keys...).Err()
 	}
+}
+
+// deliverAgain publishes what is on the stream once more, in another order and under other ids, as a stream does whose window of
+// deduplication is over.
+func deliverAgain(ctx context.Context, r *run) error {
+	events, err := r.Events(ctx)
+	if err != nil {
+		return err
+	}
+	d := rand.New(rand.NewPCG(r.plan.seed, 1))
+	d.Shuffle(len(events), func(i, j int) { events[i], events[j] = events[j], events[i] })
+	for _, e := range events[:min(len(events), 300)] {
+		if _, err := r.JetStream.Publish(ctx, e.Subject, e.Data); err != nil {
+			return err
+		}
+	}
+	return nil
 }

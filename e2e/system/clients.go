@@ -73,13 +73,13 @@ func passedProblem(a Answer, charges map[string]charge) []string {
 
 // CheckStream looks for events that the stream holds and Postgres does not.
 func (s *System) CheckStream(ctx context.Context) ([]Line, error) {
-	stream, err := s.JetStream.Stream(ctx, event.Stream)
-	if err != nil {
-		return nil, fmt.Errorf("the stream: %w", err)
-	}
-	ids, err := streamIDs(ctx, stream)
+	events, err := s.Events(ctx)
 	if err != nil {
 		return nil, err
+	}
+	ids := make([]string, len(events))
+	for i, e := range events {
+		ids[i] = gjson.GetBytes(e.Data, "id").Str
 	}
 	var missing int64
 	const query = `
@@ -93,27 +93,38 @@ WHERE NOT EXISTS (SELECT FROM events WHERE event_id = id)`
 	return []Line{line}, nil
 }
 
-func streamIDs(ctx context.Context, stream jetstream.Stream) (ids []string, err error) {
+// Event is a message of the stream.
+type Event struct {
+	Subject string
+	Data    []byte
+}
+
+// Events reads the stream as it stands. It is safe for concurrent use.
+func (s *System) Events(ctx context.Context) (events []Event, err error) {
+	stream, err := s.JetStream.Stream(ctx, event.Stream)
+	if err != nil {
+		return nil, fmt.Errorf("the stream: %w", err)
+	}
 	total := int(stream.CachedInfo().State.Msgs)
 	if total == 0 {
 		return nil, nil
 	}
-	consumer, err := stream.OrderedConsumer(ctx, jetstream.OrderedConsumerConfig{HeadersOnly: true})
+	consumer, err := stream.OrderedConsumer(ctx, jetstream.OrderedConsumerConfig{})
 	if err != nil {
 		return nil, err
 	}
-	for len(ids) < total {
-		batch, err := consumer.Fetch(min(500, total-len(ids)), jetstream.FetchMaxWait(2*time.Second))
+	for len(events) < total {
+		batch, err := consumer.Fetch(min(500, total-len(events)), jetstream.FetchMaxWait(2*time.Second))
 		if err != nil {
 			return nil, err
 		}
-		before := len(ids)
+		before := len(events)
 		for m := range batch.Messages() {
-			ids = append(ids, m.Headers().Get(jetstream.MsgIDHeader))
+			events = append(events, Event{m.Subject(), m.Data()})
 		}
-		if err := batch.Error(); err != nil || len(ids) == before {
-			return nil, errors.Join(err, fmt.Errorf("the stream gave %d events of %d", len(ids), total))
+		if err := batch.Error(); err != nil || len(events) == before {
+			return nil, errors.Join(err, fmt.Errorf("the stream gave %d events of %d", len(events), total))
 		}
 	}
-	return ids, nil
+	return events, nil
 }
