@@ -37,7 +37,7 @@ func gatewayAt(t *testing.T, s *system.System, off time.Duration) string {
 	nc, err := nats.Connect(s.NATS.ClientURL(), nats.ReconnectBufSize(-1))
 	require.NoError(t, err)
 	box, err := outbox.Open(outbox.Config{
-		Dir: t.TempDir(), AckTimeout: 5 * time.Second, SyncEvery: 50 * time.Millisecond, SegmentBytes: 1 << 20,
+		Dir: t.TempDir(), AckTimeout: 5 * time.Second, SyncEvery: 50 * time.Millisecond, SegmentBytes: 1 << 20, MaxBytes: 1 << 30,
 	}, nc, slog.New(slog.DiscardHandler), prometheus.NewRegistry())
 	require.NoError(t, err)
 	g, err := gateway.New(gateway.Config{

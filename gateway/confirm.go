@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strconv"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -12,10 +11,11 @@ import (
 	"tollgate/ledger/event"
 )
 
-// confirmEvery is how often the settler is asked how far Postgres holds this gateway's events.
+// confirmEvery is how often the settler is asked which of this gateway's events Postgres holds. What a stream lost is sent again
+// no more often.
 const confirmEvery = 5 * time.Second
 
-// confirmations tells the outbox which of its segments are no longer needed.
+// confirmations tells the outbox which of its segments are no longer needed, and what to send again.
 func (g *Gateway) confirmations(ctx context.Context) error {
 	ticker := time.NewTicker(confirmEvery)
 	defer ticker.Stop()
@@ -25,21 +25,22 @@ func (g *Gateway) confirmations(ctx context.Context) error {
 			return nil
 		case <-ticker.C:
 		}
-		confirmed, err := g.confirmed(ctx)
+		g.outbox.Mark()
+		confirmation, err := g.confirmed(ctx)
 		if err != nil {
 			g.log.Debug("no confirmation from a settler", "error", err)
 			continue
 		}
-		g.outbox.Confirm(confirmed)
+		g.outbox.Confirm(confirmation)
 	}
 }
 
-func (g *Gateway) confirmed(ctx context.Context) (uint64, error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, 2*time.Second, errors.New("confirmed: no settler answered in time"))
+func (g *Gateway) confirmed(ctx context.Context) (event.Confirmation, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, 4*time.Second, errors.New("confirmed: no settler answered in time"))
 	defer cancel()
 	reply, err := g.nc.RequestMsgWithContext(ctx, &nats.Msg{Subject: event.ConfirmSubject, Data: []byte(g.outbox.Producer())})
 	if err != nil {
-		return 0, fmt.Errorf("ask for confirmed sequence: %w", err)
+		return event.Confirmation{}, fmt.Errorf("ask for confirmed sequence: %w", err)
 	}
-	return strconv.ParseUint(string(reply.Data), 10, 64)
+	return event.DecodeConfirmation(reply.Data)
 }

@@ -168,7 +168,7 @@ func (w *world) run(limits string) *world {
 	log := slog.New(slog.NewJSONHandler(w.logs, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	var err error
 	w.outbox, err = outbox.Open(outbox.Config{
-		Dir: w.TempDir(), AckTimeout: 10 * time.Second, SyncEvery: 10 * time.Millisecond, SegmentBytes: 1 << 20,
+		Dir: w.TempDir(), AckTimeout: 10 * time.Second, SyncEvery: 10 * time.Millisecond, SegmentBytes: 1 << 20, MaxBytes: 1 << 30,
 	}, w.nc, log, w.registry)
 	require.NoError(w, err)
 	w.gateway, err = New(w.config, Deps{

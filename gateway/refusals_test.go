@@ -171,7 +171,7 @@ func TestRefusalKeepsNoLongerText(t *testing.T) {
 func TestRefusalsThatCannotBeRecorded(t *testing.T) {
 	t.Parallel()
 	w := begin(t, plain)
-	box, err := outbox.Open(outbox.Config{Dir: t.TempDir(), AckTimeout: time.Second, SyncEvery: time.Second, SegmentBytes: 1 << 20}, w.nc,
+	box, err := outbox.Open(outbox.Config{Dir: t.TempDir(), AckTimeout: time.Second, SyncEvery: time.Second, SegmentBytes: 1 << 20, MaxBytes: 1 << 30}, w.nc,
 		slog.New(slog.DiscardHandler), prometheus.NewRegistry())
 	require.NoError(t, err)
 	require.NoError(t, box.Close())

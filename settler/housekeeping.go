@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strconv"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -15,20 +14,6 @@ import (
 
 // queueGroup shares requests among settlers.
 const queueGroup = "settler"
-
-// serveConfirmations tells gateways up to which sequence Postgres holds their events.
-func (s *Settler) serveConfirmations(ctx context.Context) error {
-	return s.serve(ctx, event.ConfirmSubject, func(request *nats.Msg) {
-		ctx, cancel := context.WithTimeoutCause(ctx, 2*time.Second, errors.New("confirm: Postgres did not answer"))
-		defer cancel()
-		sequence, err := s.store.Confirmed(ctx, string(request.Data))
-		if err != nil {
-			s.log.Warn("no confirmation given", "error", err)
-			return
-		}
-		s.respond(request, strconv.FormatUint(sequence, 10))
-	})
-}
 
 // serveRebuilds rebuilds on request and wherever a mark is found missing.
 func (s *Settler) serveRebuilds(ctx context.Context) error {

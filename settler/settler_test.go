@@ -35,9 +35,7 @@ func TestSettlesAndWritesBack(t *testing.T) {
 	w.publish(w.event(event.KindUsed, open))
 	w.awaitRedis(1000, 0)
 	w.requireVerified("")
-	reply, err := w.nc.Request(event.ConfirmSubject, []byte("gw-1"), patience)
-	require.NoError(t, err)
-	require.Equal(t, fmt.Sprint(w.sequence), string(reply.Data))
+	require.Equal(t, event.Confirmation{Through: w.sequence, Settled: true}, w.confirmation())
 	w.eventually(func() error {
 		if n := w.metric("tollgate_events_total"); n != 6 {
 			return fmt.Errorf("counted %v events", n)
@@ -52,6 +50,15 @@ func TestSettlesAndWritesBack(t *testing.T) {
 	info := w.consumer()
 	require.Zero(t, info.NumPending)
 	require.Zero(t, info.NumAckPending)
+}
+
+func (w *world) confirmation() event.Confirmation {
+	w.Helper()
+	reply, err := w.nc.Request(event.ConfirmSubject, []byte("gw-1"), patience)
+	require.NoError(w, err)
+	c, err := event.DecodeConfirmation(reply.Data)
+	require.NoError(w, err)
+	return c
 }
 
 func (w *world) consumer() *jetstream.ConsumerInfo {
@@ -255,6 +262,7 @@ func TestReportsGapsOnce(t *testing.T) {
 	gaps, err := w.store.Gaps(t.Context())
 	require.NoError(t, err)
 	require.Equal(t, []pg.Gap{{Producer: "gw-1", From: 2, Until: 4}}, gaps)
+	require.Equal(t, event.Confirmation{Through: 4, Missing: []event.Span{{From: 2, Until: 4}}, Settled: true}, w.confirmation())
 }
 
 func TestDirectoryFollowsPostgres(t *testing.T) {

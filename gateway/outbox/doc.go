@@ -3,13 +3,19 @@
 //
 // A segment is a file of frames, each a length, a CRC-32C and the event's bytes. It is synced in the background; Record
 // waits for the stream's acknowledgement and only syncs itself when none comes in time. A segment is removed when the
-// settler has confirmed that Postgres holds this gateway's sequence up to its end. Whatever is left at a start is published
-// again: the message id makes that harmless.
+// settler has confirmed that Postgres holds all its events. Whatever is left at a start is published again: the message id
+// makes that harmless.
 //
 // # States of an event
 //
 //	appended ── published ── acknowledged ── confirmed (segment removed)
+//	               │                    └── lost by the stream ─> published again
 //	               └── no ack in time ─> published again by the drainer
+//
+// An event is lost when the settler has settled everything that the stream held, and Postgres still lacks what the stream had
+// acknowledged before: then no one but the outbox has it.
+//
+// The segments take at most Config.MaxBytes. What cannot be kept for want of room is treated as on a full disk:
 //
 // An event that cannot be appended (the disk is full) is published all the same and needs the stream's acknowledgement: its
 // number is noted in the file unkept, so that it is never given to another event.

@@ -9,6 +9,9 @@ import (
 type metrics struct {
 	events *prometheus.CounterVec
 	spool  prometheus.Gauge
+	bytes  prometheus.Gauge
+	oldest prometheus.Gauge
+	lost   prometheus.Counter
 }
 
 func newMetrics(reg prometheus.Registerer) *metrics {
@@ -21,12 +24,24 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 			Name: "tollgate_spool_events",
 			Help: "Events in the outbox that the stream has not acknowledged.",
 		}),
+		bytes: prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: "tollgate_outbox_bytes",
+			Help: "Bytes of the outbox's segments: what Postgres is not known to hold, and the newest segment.",
+		}),
+		oldest: prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: "tollgate_outbox_oldest_unconfirmed_seconds",
+			Help: "Age of the oldest event in the outbox that Postgres is not known to hold.",
+		}),
+		lost: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "tollgate_outbox_lost_events_total",
+			Help: "Events that the stream acknowledged and lost, found out and sent again; each time counts.",
+		}),
 	}
 	for _, kind := range []event.Kind{event.KindReserved, event.KindUsed, event.KindReleased} {
 		for _, outcome := range []string{"acknowledged", "spooled"} {
 			m.events.WithLabelValues(string(kind), outcome)
 		}
 	}
-	reg.MustRegister(m.events, m.spool)
+	reg.MustRegister(m.events, m.spool, m.bytes, m.oldest, m.lost)
 	return m
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/tidwall/gjson"
 
 	"tollgate/ledger/event"
 )
@@ -27,6 +28,9 @@ type Config struct {
 	AckTimeout   time.Duration `env:"TOLLGATE_PUBLISH_TIMEOUT" envDefault:"2s"`         // then the outbox is synced instead
 	SyncEvery    time.Duration `env:"TOLLGATE_OUTBOX_SYNC" envDefault:"50ms"`
 	SegmentBytes int64         `env:"TOLLGATE_OUTBOX_SEGMENT_BYTES" envDefault:"16777216"`
+	// MaxBytes is the most that the segments may take on disk; beyond it the outbox refuses as a full disk does. The last
+	// sixteenth is kept for what becomes of requests that were let in.
+	MaxBytes int64 `env:"TOLLGATE_OUTBOX_MAX_BYTES" envDefault:"8589934592"`
 }
 
 // Validate joins every problem, each with its variable's name.
@@ -44,8 +48,14 @@ func (c Config) Validate() error {
 	if c.SegmentBytes < 1<<16 || c.SegmentBytes > 1<<30 {
 		problems = append(problems, errors.New("TOLLGATE_OUTBOX_SEGMENT_BYTES: must be from 65536 to 1073741824"))
 	}
+	if c.MaxBytes < 4*c.SegmentBytes {
+		problems = append(problems, errors.New("TOLLGATE_OUTBOX_MAX_BYTES: must be at least four times TOLLGATE_OUTBOX_SEGMENT_BYTES"))
+	}
 	return errors.Join(problems...)
 }
+
+// errFull is why an event is not kept when the segments have their most.
+var errFull = errors.New("outbox has TOLLGATE_OUTBOX_MAX_BYTES")
 
 // ErrLocked is returned by Open when another gateway uses the folder.
 var ErrLocked = errors.New("outbox folder is in use by another gateway")
@@ -72,8 +82,9 @@ type Outbox struct {
 	mu        sync.Mutex // guards what follows
 	sequence  uint64     // of the last event
 	segments  []*segment // oldest first; those at the end may have files open
+	bytes     int64      // of the segments
 	inFlight  map[uint64]struct{}
-	confirmed uint64
+	confirmed confirmed
 	dirty     bool // appended since the last sync
 	created   bool // a segment was made since the last sync
 	closed    bool
@@ -107,6 +118,7 @@ func Open(config Config, nc *nats.Conn, log *slog.Logger, reg prometheus.Registe
 	}
 	o.metrics = newMetrics(reg)
 	o.metrics.spool.Set(float64(o.Pending()))
+	o.metrics.bytes.Set(float64(o.bytes))
 	return o, nil
 }
 
@@ -152,7 +164,10 @@ func (o *Outbox) loadSegment(path string) error {
 	s := &segment{path: path, first: first, pending: map[uint64]struct{}{}}
 	walked, err := frames(path, func(payload []byte) error {
 		sequence := labelOf(payload).sequence
-		s.last = max(s.last, sequence)
+		if s.last == 0 {
+			o.confirmed.began(sequence, time.UnixMilli(gjson.GetBytes(payload, "occurred_at").Time().UnixMilli()))
+		}
+		s.hold(sequence)
 		s.pending[sequence] = struct{}{}
 		return nil
 	})
@@ -173,6 +188,8 @@ func (o *Outbox) loadSegment(path string) error {
 	if s.last == 0 {
 		return os.Remove(path)
 	}
+	s.size = walked.end
+	o.bytes += s.size
 	o.segments = append(o.segments, s)
 	return nil
 }
@@ -271,23 +288,34 @@ func (o *Outbox) put(e *event.Event, awaited bool) (p *publication, err error) {
 	if len(data) > maxEvent {
 		return nil, fmt.Errorf("event of %d bytes is larger than the stream takes (%d)", len(data), maxEvent)
 	}
-	if err := o.appendLocked(e.Sequence, data); err != nil {
+	if err := o.appendLocked(e.Sequence, data, awaited); err != nil {
 		return o.queueUnkeptLocked(e, data), err
 	}
 	o.sequence++
 	return o.queueLocked(e, data, awaited), nil
 }
 
-func (o *Outbox) appendLocked(sequence uint64, data []byte) error {
+func (o *Outbox) appendLocked(sequence uint64, data []byte, awaited bool) error {
+	room := o.config.MaxBytes - o.bytes
+	if awaited {
+		room -= o.config.MaxBytes / 16
+	}
+	if int64(headerSize+len(data)) > room {
+		return errFull
+	}
 	current, err := o.currentLocked(sequence)
 	if err != nil {
 		return err
 	}
+	before := current.size
 	if err := current.append(sequence, data); err != nil {
 		return err
 	}
+	o.bytes += current.size - before
+	o.confirmed.began(sequence, time.Now())
 	o.dirty = true
 	o.metrics.spool.Inc()
+	o.metrics.bytes.Set(float64(o.bytes))
 	return nil
 }
 
@@ -313,6 +341,7 @@ func (o *Outbox) acknowledged(sequence uint64, kind event.Kind) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	delete(o.inFlight, sequence)
+	o.confirmed.acknowledged(sequence)
 	for i := len(o.segments) - 1; i >= 0; i-- {
 		if s := o.segments[i]; sequence >= s.first {
 			if _, ok := s.pending[sequence]; ok {
@@ -328,6 +357,10 @@ func (o *Outbox) unacknowledged(sequence uint64) {
 	o.mu.Lock()
 	delete(o.inFlight, sequence)
 	o.mu.Unlock()
+	o.wakeDrain()
+}
+
+func (o *Outbox) wakeDrain() {
 	select {
 	case o.drain <- struct{}{}:
 	default:

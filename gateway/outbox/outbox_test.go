@@ -182,12 +182,11 @@ func TestRotationAndConfirm(t *testing.T) {
 			return nil
 		}
 	}
-	o.Confirm(firsts[2]) // the third segment has more than its first event
+	o.Confirm(event.Confirmation{Through: firsts[2]}) // the third segment has more than its first event
 	stack.Eventually(t, count(3))
-	o.Confirm(firsts[1]) // an old answer that comes late takes nothing back
-	o.Confirm(firsts[4] - 1)
+	o.Confirm(event.Confirmation{Through: firsts[4] - 1})
 	stack.Eventually(t, count(1))
-	o.Confirm(1 << 40)
+	o.Confirm(event.Confirmation{Through: 1 << 40})
 	o.end()
 	require.NoError(t, count(1)(), "the newest segment is where numbering goes on")
 	again := start(t, config, w.nc)
@@ -201,7 +200,7 @@ func TestConfirmedIsNotPending(t *testing.T) {
 	o := start(t, config, away(t))
 	mustAppend(t, o, 40, 8<<10)
 	require.Equal(t, 40.0, o.gauge("tollgate_spool_events"))
-	o.Confirm(40)
+	o.Confirm(event.Confirmation{Through: 40})
 	stack.Eventually(t, pendingIs(o, 8))
 	require.Equal(t, 8.0, o.gauge("tollgate_spool_events"))
 }

@@ -11,14 +11,6 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// Confirm says that Postgres holds this producer's events up to and including sequence: segments that end there or before
-// are removed by Run.
-func (o *Outbox) Confirm(sequence uint64) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	o.confirmed = max(o.confirmed, sequence)
-}
-
 // Pending counts events that the stream has not acknowledged.
 func (o *Outbox) Pending() int {
 	o.mu.Lock()
@@ -59,27 +51,7 @@ func (o *Outbox) keep(ctx context.Context) error {
 			o.log.Error("outbox cannot be synced", "error", err)
 		}
 		o.removeConfirmed()
-	}
-}
-
-func (o *Outbox) removeConfirmed() {
-	o.mu.Lock()
-	var done []*segment
-	for len(o.segments) > 0 {
-		s := o.segments[0]
-		// The newest segment stays: its name and frames are where the numbering continues after a restart.
-		if s.file != nil || s.last > o.confirmed || len(o.segments) == 1 {
-			break
-		}
-		done = append(done, s)
-		o.metrics.spool.Sub(float64(len(s.pending)))
-		o.segments = o.segments[1:]
-	}
-	o.mu.Unlock()
-	for _, s := range done {
-		if err := os.Remove(s.path); err != nil {
-			o.log.Error("confirmed outbox segment cannot be removed", "error", err)
-		}
+		o.metrics.oldest.Set(o.oldest().Seconds())
 	}
 }
 

@@ -30,6 +30,7 @@ type segment struct {
 	path    string
 	first   uint64
 	last    uint64              // 0 while empty
+	held    []event.Span        // the sequences of its frames
 	pending map[uint64]struct{} // appended, not acknowledged by the stream
 	file    *os.File            // nil when it is synced and closed
 	sealed  bool                // not written to any more; the next sync closes it
@@ -64,9 +65,19 @@ func (s *segment) append(sequence uint64, payload []byte) error {
 		return err
 	}
 	s.size += int64(len(frame))
-	s.last = sequence
+	s.hold(sequence)
 	s.pending[sequence] = struct{}{}
 	return nil
+}
+
+// hold notes that the file has the event.
+func (s *segment) hold(sequence uint64) {
+	s.last = max(s.last, sequence)
+	if n := len(s.held); n > 0 && s.held[n-1].Until == sequence {
+		s.held[n-1].Until++
+		return
+	}
+	s.held = append(s.held, event.Span{From: sequence, Until: sequence + 1})
 }
 
 // walk is what frames saw of a file.

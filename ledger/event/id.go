@@ -42,6 +42,6 @@ func ID(uuidv7 string, kind Kind) string { return uuidv7 + ":" + string(kind) }
 const (
 	ControlBucket  = "TOLLGATE_CONTROL"   // KV bucket
 	GenerationKey  = "generation"         // its entry that names the generation that marks in Redis must have
-	ConfirmSubject = "tollgate.confirmed" // request: a producer's id; the reply is the sequence up to which Postgres holds its events without gap
+	ConfirmSubject = "tollgate.confirmed" // request: a producer's id; the reply is a Confirmation
 	RebuildSubject = "tollgate.rebuild"   // request: a slot whose mark is missing; the reply comes when it is rebuilt
 )

@@ -20,8 +20,9 @@ func TestParkConfirmsTheSequence(t *testing.T) {
 	for range 2 {
 		require.NoError(t, store.Park(ctx, 5, e.Subject(), "it cannot be posted", body, e))
 	}
-	confirmed, err := store.Confirmed(ctx, e.Producer)
+	confirmed, err := store.Held(ctx, e.Producer)
 	require.NoError(t, err)
-	require.Equal(t, uint64(1), confirmed)
+	require.Equal(t, uint64(1), confirmed.Through)
+	require.Empty(t, confirmed.Missing)
 	require.NoError(t, store.Park(ctx, 6, "ledger.?", "it cannot be read", []byte("?"), nil))
 }

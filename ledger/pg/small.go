@@ -136,12 +136,38 @@ ORDER BY 1, 2`
 	return gaps, nil
 }
 
-// Confirmed is the sequence up to which every event of the producer is here; 0 for an unknown producer.
-func (s *Store) Confirmed(ctx context.Context, producer string) (uint64, error) {
-	const query = `SELECT coalesce((SELECT confirmed FROM producers WHERE producer = $1), 0)`
-	var sequence int64
-	if err := s.pool.QueryRow(ctx, query, clean(producer)).Scan(&sequence); err != nil {
-		return 0, fmt.Errorf("read confirmed sequence of %s: %w", producer, err)
+// Held tells which of the producer's events are here: all up to the highest that arrived, but for those it lists as missing.
+// Settled is left to the caller. An unknown producer has none.
+func (s *Store) Held(ctx context.Context, producer string) (event.Confirmation, error) {
+	const query = `
+SELECT upper(p.seen) - 1, h.low, h.high
+FROM producers p LEFT JOIN LATERAL (
+    SELECT lower(hole) AS low, upper(hole) AS high
+    FROM unnest(int8multirange(int8range(1, upper(p.seen))) - p.seen) AS hole
+    ORDER BY 1 LIMIT $2 + 1
+) h ON true
+WHERE p.producer = $1
+ORDER BY h.low`
+	rows, err := s.pool.Query(ctx, query, clean(producer), event.MaxMissing)
+	if err != nil {
+		return event.Confirmation{}, fmt.Errorf("read held sequences of %s: %w", producer, err)
 	}
-	return uint64(sequence), nil
+	var c event.Confirmation
+	var through int64
+	var low, high *int64
+	_, err = pgx.ForEachRow(rows, []any{&through, &low, &high}, func() error {
+		c.Through = uint64(through)
+		if low != nil {
+			c.Missing = append(c.Missing, event.Span{From: uint64(*low), Until: uint64(*high)})
+		}
+		return nil
+	})
+	if err != nil {
+		return event.Confirmation{}, fmt.Errorf("read held sequences of %s: %w", producer, err)
+	}
+	if len(c.Missing) > event.MaxMissing {
+		c.Through = c.Missing[event.MaxMissing].From - 1
+		c.Missing = c.Missing[:event.MaxMissing]
+	}
+	return c, nil
 }

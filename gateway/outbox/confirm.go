@@ -1,0 +1,149 @@
+package outbox
+
+import (
+	"os"
+	"sort"
+	"time"
+
+	"tollgate/ledger/event"
+)
+
+// confirmed is what is known of the way of events beyond the stream's acknowledgement.
+type confirmed struct {
+	latest event.Confirmation
+	mark   uint64              // the last sequence when the confirmation under way was asked for
+	late   map[uint64]struct{} // acknowledged since then; nil when none is under way
+	times  []began             // ascending; drops what is older than the first unconfirmed event
+}
+
+// began says when the event with this sequence was made; those up to the next one are younger.
+type began struct {
+	sequence uint64
+	at       time.Time
+}
+
+// timeEvery is how exact the age of the oldest unconfirmed event is.
+const timeEvery = time.Second
+
+func (c *confirmed) began(sequence uint64, at time.Time) {
+	if n := len(c.times); n == 0 || at.Sub(c.times[n-1].at) >= timeEvery {
+		c.times = append(c.times, began{sequence, at})
+	}
+}
+
+func (c *confirmed) acknowledged(sequence uint64) {
+	if c.late != nil {
+		c.late[sequence] = struct{}{}
+	}
+}
+
+// Mark notes what the stream has acknowledged so far. It must be called before a confirmation is asked for.
+func (o *Outbox) Mark() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.confirmed.mark, o.confirmed.late = o.sequence, map[uint64]struct{}{}
+}
+
+// Confirm takes a settler's answer to the request that the last Mark came before. Segments that Postgres holds whole are
+// removed by Run. What the stream had acknowledged before the mark and neither Postgres nor the stream has was lost: it is
+// published again. A stream that answers it is a duplicate without having it is found out by the next confirmation, as often
+// as it takes; after its dedupe window it stores the event. Without a
+// Mark since the last answer nothing counts as lost.
+func (o *Outbox) Confirm(c event.Confirmation) {
+	o.mu.Lock()
+	mark, late := o.confirmed.mark, o.confirmed.late
+	o.confirmed.late = nil
+	o.confirmed.latest = c
+	lost := 0
+	if c.Settled && late != nil {
+		for _, s := range o.segments {
+			lost += s.again(c, mark, late)
+		}
+	}
+	o.mu.Unlock()
+	if lost == 0 {
+		return
+	}
+	o.metrics.lost.Add(float64(lost))
+	o.metrics.spool.Add(float64(lost))
+	o.log.Warn("the stream lost events that it had acknowledged, they are sent again", "events", lost)
+	o.wakeDrain()
+}
+
+// again makes pending what was lost of the segment, and counts it.
+func (s *segment) again(c event.Confirmation, mark uint64, late map[uint64]struct{}) int {
+	lost := 0
+	for _, held := range s.held {
+		if held.From > mark {
+			break
+		}
+		for _, lack := range c.Lacks(event.Span{From: held.From, Until: min(held.Until, mark+1)}) {
+			for sequence := lack.From; sequence < lack.Until; sequence++ {
+				_, isPending := s.pending[sequence]
+				if _, isLate := late[sequence]; !isPending && !isLate {
+					s.pending[sequence] = struct{}{}
+					lost++
+				}
+			}
+		}
+	}
+	return lost
+}
+
+// lacks is the first of the segment's events that Postgres is not known to hold.
+func (s *segment) lacks(c event.Confirmation) (uint64, bool) {
+	for _, held := range s.held {
+		if lacks := c.Lacks(held); len(lacks) > 0 {
+			return lacks[0].From, true
+		}
+	}
+	return 0, false
+}
+
+// removeConfirmed removes segments that Postgres holds whole, wherever they stand: one event that nobody can settle keeps its
+// own segment and no other.
+func (o *Outbox) removeConfirmed() {
+	var done []*segment
+	o.mu.Lock()
+	kept := o.segments[:0:0]
+	for i, s := range o.segments {
+		_, lacking := s.lacks(o.confirmed.latest)
+		// The newest segment stays: its name and frames are where the numbering continues after a restart.
+		if lacking || s.file != nil || i == len(o.segments)-1 {
+			kept = append(kept, s)
+			continue
+		}
+		done = append(done, s)
+		o.bytes -= s.size
+		o.metrics.spool.Sub(float64(len(s.pending)))
+	}
+	o.segments = kept
+	o.metrics.bytes.Set(float64(o.bytes))
+	o.mu.Unlock()
+	for _, s := range done {
+		if err := os.Remove(s.path); err != nil {
+			o.log.Error("confirmed outbox segment cannot be removed", "error", err)
+		}
+	}
+}
+
+// oldest is the age of the oldest event here that Postgres is not known to hold; 0 when it holds all.
+func (o *Outbox) oldest() time.Duration {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for _, s := range o.segments {
+		first, lacking := s.lacks(o.confirmed.latest)
+		if !lacking {
+			continue
+		}
+		times := o.confirmed.times
+		i := sort.Search(len(times), func(i int) bool { return times[i].sequence > first }) - 1
+		if i < 0 {
+			return 0
+		}
+		o.confirmed.times = times[i:]
+		return max(0, time.Since(times[i].at))
+	}
+	o.confirmed.times = nil
+	return 0
+}
