@@ -47,6 +47,7 @@ type world struct {
 	redis       *redis.Client
 	scripts     *lua.Scripts
 	nats        *services.NATS
+	storeDir    string // of nats
 	nc          *nats.Conn
 	js          jetstream.JetStream
 	sequence    uint64
@@ -59,14 +60,17 @@ type parts struct {
 
 func newWorld(t testing.TB, p parts) *world {
 	t.Helper()
-	w := &world{TB: t, databaseURL: p.databaseURL, nats: stack.NATS(t), metrics: prometheus.NewRegistry()}
+	w := &world{TB: t, databaseURL: p.databaseURL, storeDir: t.TempDir(), metrics: prometheus.NewRegistry()}
+	var err error
+	w.nats, err = services.StartNATS(t.Context(), services.NATSConfig{StoreDir: w.storeDir})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, w.nats.Stop(context.Background())) })
 	if w.databaseURL == "" {
 		w.databaseURL = stack.Postgres(t)
 	}
 	if p.redisURL == "" {
 		p.redisURL = stack.Redis(t)
 	}
-	var err error
 	w.store, err = pg.Open(t.Context(), w.databaseURL, 12)
 	require.NoError(t, err)
 	t.Cleanup(w.store.Close)

@@ -3,6 +3,8 @@ package settler_test
 import (
 	"context"
 	"fmt"
+	"os"
+	"path/filepath"
 	"testing"
 	"time"
 
@@ -242,6 +244,29 @@ func TestStreamAndConsumerLost(t *testing.T) {
 	w.publish(w.event(event.KindReserved, fourth), w.event(event.KindUsed, fourth))
 	w.awaitState(fourth.ID, "settled")
 	w.awaitRedis(2000, 0)
+	w.requireVerified("")
+}
+
+// A consumer that remembers a position which the stream no longer reaches would pass over everything up to there.
+func TestConsumerBeyondTheStreamsEnd(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, parts{})
+	w.settle()
+	for range 5 {
+		r := newReservation(time.Minute)
+		w.publish(w.event(event.KindReserved, r), w.event(event.KindUsed, r))
+		w.awaitState(r.ID, "settled")
+	}
+	require.NoError(t, w.nats.Shutdown(t.Context()))
+	store := filepath.Join(w.storeDir, "jetstream", "$G", "streams", event.Stream, "msgs")
+	files, err := os.ReadDir(store)
+	require.NoError(t, err)
+	require.NotEmpty(t, files)
+	require.NoError(t, os.RemoveAll(store))
+	require.NoError(t, w.nats.Restart(t.Context()))
+	r := newReservation(time.Minute)
+	w.publish(w.event(event.KindReserved, r), w.event(event.KindUsed, r))
+	w.awaitState(r.ID, "settled")
 	w.requireVerified("")
 }
 
