@@ -66,7 +66,7 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 	}, []string{"script"})
 	m.settle = redis.WithLabelValues("settle")
 	for _, kind := range []event.Kind{event.KindReserved, event.KindUsed, event.KindReleased, event.KindExpired, event.KindRefused, event.KindPolicy} {
-		for _, fate := range []pg.Fate{pg.FatePosted, pg.FateDuplicate, pg.FateConflict} {
+		for _, fate := range []pg.Fate{pg.FatePosted, pg.FateDuplicate, pg.FateConflict, outcomeParked} { // an increase needs a zero first
 			m.events.WithLabelValues(string(kind), string(fate))
 		}
 	}
