@@ -185,7 +185,8 @@ func tooLarge(states []LimitState, need ledger.Amounts) *Refusal {
 			most = s.Applied.Burst
 		}
 		needed := need.In(limit.Unit())
-		if needed <= most || s.Soft() {
+		prepaid := limit.Budget != nil && limit.Budget.Period == ledger.PeriodTotal && limit.Budget.Default == 0 // grants make it larger
+		if needed <= most || prepaid || s.Soft() {
 			continue
 		}
 		return &Refusal{

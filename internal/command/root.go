@@ -60,7 +60,7 @@ func newRoot() *cobra.Command {
 	}
 	root.CompletionOptions.DisableDefaultCmd = true
 	root.AddCommand(
-		newDev(), newGateway(), newSettler(), newMigrate(), newPolicy(), newApp(), newKey(), newLedger(),
+		newDev(), newGateway(), newSettler(), newMigrate(), newPolicy(), newApp(), newKey(), newGrant(), newLedger(),
 		newProviderSim(), newBench(), newHealth(), newDoctor(),
 	)
 	return root
