@@ -213,7 +213,7 @@ func TestLedgerRebuild(t *testing.T) {
 	differs := tollgate(t, env, "ledger", "rebuild", "--keep")
 	require.Equal(t, 1, differs.code)
 	require.Contains(t, differs.stdout, "kept in schema rebuild_")
-	require.Equal(t, "policy_revisions by-hand: no event says so\n1 of 7 tables differ\n", differs.stderr)
+	require.Equal(t, "policy_revisions by-hand: no event says so\n1 of 8 tables differ\n", differs.stderr)
 }
 
 func TestHealth(t *testing.T) {
