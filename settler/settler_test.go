@@ -275,9 +275,10 @@ func TestReportsGapsOnce(t *testing.T) {
 	w := newWorld(t, parts{})
 	w.settle()
 	r := newReservation(time.Minute)
-	first := w.event(event.KindReserved, r)
-	w.sequence += 2 // two events are lost
-	w.publish(first, w.event(event.KindUsed, r))
+	w.publish(w.event(event.KindReserved, r))
+	w.awaitState(r.ID, "pending") // workers settle side by side: the last one first would be a longer gap
+	w.sequence += 2               // two events are lost
+	w.publish(w.event(event.KindUsed, r))
 	w.eventually(func() error {
 		if n := w.metric("tollgate_sequence_gaps_total"); n != 2 {
 			return fmt.Errorf("%v gaps", n)
