@@ -173,8 +173,11 @@ func childFull(o *Outbox) error {
 		return err
 	}
 	fmt.Printf("recorded %d %s\n", e.Sequence, e.ID)
-	if o.unkept.sequence != 0 || o.segments[0].last > 20 {
-		return fmt.Errorf("the disk was not full: kept up to %d", o.segments[0].last)
+	o.mu.Lock() // Run goes on
+	unkept, kept := o.unkept.sequence, o.segments[0].last
+	o.mu.Unlock()
+	if unkept != 0 || kept > 20 {
+		return fmt.Errorf("the disk was not full: kept up to %d", kept)
 	}
 	os.Exit(3)
 	return nil
