@@ -44,7 +44,7 @@ func newSDKRig(t *testing.T, kinds []*sdkKind) *sdkRig {
 		Models:    models, Limits: limits, Sections: "plans:\n  closed: {on_exceed: {action: reject}}",
 		Degraded: "{breaker: {latency: 1m, probe_every: 1s}, local: {requests_per_second: 1, tokens_per_minute: 100000}, closed_plans: [closed]}",
 		Gateways: 1, Settlers: 1,
-		Env: []string{"TOLLGATE_SIM_URL=" + r.gate.url, "TOLLGATE_SETTLER_REBUILD_GRACE=100ms"},
+		Env: []string{"TOLLGATE_SIM_URL=" + r.gate.url, "TOLLGATE_SETTLER_PRESENCE_WAIT=100ms"},
 	})
 	r.gate.lead(t, r.system.Sim.URL)
 	r.counter = newCounter(t, r.url())

@@ -48,7 +48,7 @@ func (g *Gateway) serve(w http.ResponseWriter, r *http.Request, endpoint provide
 	defer g.active.Add(-1)
 	x := &exchange{g: g, w: w, r: r, endpoint: endpoint, start: time.Now(), reason: ledger.ReasonOK, traceID: traceID(r.Header)}
 	defer x.finish()
-	if !x.identify() || !x.parse() || !x.reserve() || !x.recordReserved() {
+	if !x.identify() || !x.parse() || !x.reserve() || !x.recordReserved() || !x.stillStands() {
 		return
 	}
 	ctx, leave := x.upstreamContext()
@@ -193,6 +193,7 @@ func (x *exchange) user() string {
 func (x *exchange) recordReserved() bool {
 	res := x.verdict.Reservation
 	err := x.g.outbox.Record(context.WithoutCancel(x.r.Context()), x.event(event.KindReserved, res, nil, nil))
+	x.g.admission.Recorded(x.verdict)
 	if err == nil {
 		x.admitted = true
 		x.g.metrics.admitted(&res)
@@ -203,6 +204,18 @@ func (x *exchange) recordReserved() bool {
 	// It may arrive in the stream all the same, and would be charged when it expires.
 	x.release(&event.Release{Reason: ledger.ReasonEventLogDown})
 	x.problem(problem{reason: ledger.ReasonEventLogDown, message: "the request cannot be recorded at the moment, nothing was spent"})
+	return false
+}
+
+// stillStands refuses a request after all whose decision has grown old, because this process was paused, and is not confirmed.
+func (x *exchange) stillStands() bool {
+	refusal := x.g.admission.Stands(x.r.Context(), x.verdict)
+	if refusal == nil {
+		return true
+	}
+	x.release(&event.Release{Reason: refusal.Reason})
+	x.verdict.Refusal, x.admitted = refusal, false
+	x.refuse(refusal)
 	return false
 }
 

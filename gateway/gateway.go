@@ -65,6 +65,8 @@ type Gateway struct {
 	follow  bool
 	js      jetstream.JetStream
 	filler  *filler
+
+	presentOnce atomic.Bool // settlers have been told of this gateway
 }
 
 // New binds a gateway to its parts. It errors when the policy asks for what this version cannot enforce, when a provider's
@@ -87,11 +89,12 @@ func New(config Config, d Deps) (*Gateway, error) {
 	clock := admission.NewClock(d.Now)
 	g := &Gateway{
 		config: config, log: d.Log, scripts: d.Scripts, nc: d.NATS, clock: clock, outbox: d.Outbox,
-		learner: admission.NewLearner(learnedPairs), directory: admission.NewDirectory(js, d.Log), control: admission.NewControl(d.NATS, js),
+		learner: admission.NewLearner(learnedPairs), directory: admission.NewDirectory(js, d.Log),
 		transport: provider.NewTransport(provider.Timeouts{Dial: config.DialTimeout, Header: config.HeaderTimeout}),
 		trusted:   trusted, metrics: newMetrics(d.Registry), refusals: newRefusals(clock.Now()),
 		remaining: newRemaining(d.Registry), follow: d.FollowPolicy, js: js,
 	}
+	g.control = admission.NewControl(d.NATS, js, g.delivered)
 	g.filler = newFiller(d.NATS, func(on bool) { g.metrics.setDegraded(componentLedger, on) }, d.Log)
 	g.work, g.cutWork = context.WithCancel(context.Background())
 	g.admission = admission.New(admission.Parts{
@@ -182,15 +185,22 @@ func (g *Gateway) Run(ctx context.Context, listener net.Listener) error {
 	// What finishes requests must outlive the signal that ends the accepting of new ones.
 	work, stopWork := context.WithCancel(context.WithoutCancel(ctx))
 	defer stopWork()
+	subscription, barriers, err := g.hearBarriers()
+	if err != nil {
+		return err
+	}
+	defer func() { _ = subscription.Unsubscribe() }() // the connection may have been closed
 	background, work := errgroup.WithContext(work)
 	background.Go(func() error { return g.outbox.Run(work) })
 	background.Go(func() error { return g.directory.Run(work) })
 	background.Go(func() error { return g.admission.Run(work) })
 	background.Go(func() error { return g.confirmations(work) })
+	background.Go(func() error { return g.serveBarriers(work, barriers) })
 	background.Go(func() error { return g.recordRefusalsEvery(work) })
 	background.Go(func() error { return g.filler.run(work) })
 
 	g.awaitDirectory(ctx)
+	background.Go(func() error { return g.stayPresent(work) })
 	g.filler.before(ctx, g.admission.Policy())
 	g.filler.follow(g.admission.Policy())
 	g.announce()
@@ -205,7 +215,6 @@ func (g *Gateway) Run(ctx context.Context, listener net.Listener) error {
 	go func() { served <- server.Serve(listener) }()
 	g.log.Info("gateway is serving", "address", listener.Addr().String(), "policy", g.admission.Policy().Revision, "producer", g.outbox.Producer())
 
-	var err error
 	select {
 	case <-ctx.Done():
 	case <-work.Done():
@@ -220,8 +229,8 @@ func (g *Gateway) Run(ctx context.Context, listener net.Listener) error {
 
 // awaitDirectory gives keys and grants a moment to arrive, so that the first callers are not refused without them.
 func (g *Gateway) awaitDirectory(ctx context.Context) {
-	if err := g.control.Refresh(ctx); err != nil {
-		g.log.Warn("generation cannot be read yet", "error", err)
+	if err := g.present(ctx); err != nil {
+		g.log.Warn("generation is not known yet", "error", err)
 	}
 	late := time.After(5 * time.Second)
 	for _, ready := range []<-chan struct{}{g.directory.Ready(), g.admission.GrantsReady()} {

@@ -26,10 +26,10 @@ type Config struct {
 	// SweepEvery is how often overdue reservations are looked for, SweepGrace how long after its deadline one is expired.
 	SweepEvery time.Duration `env:"TOLLGATE_SETTLER_SWEEP_EVERY" envDefault:"2s"`
 	SweepGrace time.Duration `env:"TOLLGATE_SETTLER_SWEEP_GRACE" envDefault:"5s"`
-	// RebuildEvery is how often Redis is asked for the mark of the shared counters; RebuildGrace how long a rebuild waits
-	// for what gateways are publishing.
+	// RebuildEvery is how often Redis is asked for the mark of the shared counters; PresenceWait how long after NATS came back
+	// gateways have to show that they are there, before a rebuild believes that it knows them all.
 	RebuildEvery time.Duration `env:"TOLLGATE_SETTLER_REBUILD_EVERY" envDefault:"1s"`
-	RebuildGrace time.Duration `env:"TOLLGATE_SETTLER_REBUILD_GRACE" envDefault:"500ms"`
+	PresenceWait time.Duration `env:"TOLLGATE_SETTLER_PRESENCE_WAIT" envDefault:"5s"`
 	// DirectoryEvery is how often the key directory is compared with Postgres.
 	DirectoryEvery time.Duration `env:"TOLLGATE_SETTLER_DIRECTORY_EVERY" envDefault:"10s"`
 	// GapAge is for how long a sequence may be missing before it is reported.
@@ -73,7 +73,7 @@ func (c Config) Validate() error {
 	}{
 		{"TOLLGATE_SETTLER_LINGER", c.Linger},
 		{"TOLLGATE_SETTLER_SWEEP_GRACE", c.SweepGrace},
-		{"TOLLGATE_SETTLER_REBUILD_GRACE", c.RebuildGrace},
+		{"TOLLGATE_SETTLER_PRESENCE_WAIT", c.PresenceWait},
 	} {
 		if d.value < 0 {
 			problems = append(problems, fmt.Errorf("%s: must not be negative, not %s", d.name, d.value))

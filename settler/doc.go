@@ -17,9 +17,4 @@
 //
 // Before a gateway judges by a budget that is new, it asks for the budget to be filled. The answer comes when Postgres counts
 // everything of the running window, and Redis was told; settlements wait meanwhile, admissions do not.
-//
-// # Not guaranteed
-//
-// A rebuild waits for what gateways have published, not for what they still hold back in their outboxes: until the barrier
-// of design.md is built, amounts held by such requests can be admitted twice.
 package settler

@@ -44,7 +44,7 @@ func (w *world) fill(ctx context.Context, families ...event.FillFamily) error {
 func (w *world) usedOf(counters ...ledger.Counter) []int64 {
 	w.Helper()
 	call := &lua.ReserveCall{
-		ID: event.NewReservationID(time.Now()), App: app, Generation: "1", TTL: time.Minute, Need: ledger.Amounts{NanoUSD: 1}, Counters: counters,
+		ID: event.NewReservationID(time.Now()), App: app, Generation: w.generation(), TTL: time.Minute, Need: ledger.Amounts{NanoUSD: 1}, Counters: counters,
 	}
 	for i := range counters {
 		call.Budgets = append(call.Budgets, lua.Budget{Counter: i, Unit: ledger.UnitUSD})

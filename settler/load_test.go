@@ -78,7 +78,7 @@ func (w *world) admit(ctx context.Context, r event.Reservation) error {
 	defer ticker.Stop()
 	for {
 		d, err := w.scripts.Reserve(ctx, &lua.ReserveCall{
-			ID: r.ID, App: app, Generation: "1", TTL: time.Minute, Need: r.Held, Counters: r.Counters,
+			ID: r.ID, App: app, Generation: w.generation(), TTL: time.Minute, Need: r.Held, Counters: r.Counters,
 			Budgets: []lua.Budget{{Counter: 1, Unit: ledger.UnitUSD, Limit: 1 << 60}},
 		})
 		if err != nil || d.Status == lua.StatusAllowed {

@@ -35,7 +35,7 @@ func testConfig() settler.Config {
 	return settler.Config{
 		Batch: 100, Linger: 5 * time.Millisecond, Workers: 2, AckWait: 2 * time.Second, MaxAckPending: 1000, MaxAge: time.Hour, Replicas: 1,
 		SweepEvery: 50 * time.Millisecond, SweepGrace: 100 * time.Millisecond, RebuildEvery: 50 * time.Millisecond,
-		RebuildGrace: 20 * time.Millisecond, DirectoryEvery: 50 * time.Millisecond, GapAge: 100 * time.Millisecond,
+		PresenceWait: 20 * time.Millisecond, DirectoryEvery: 50 * time.Millisecond, GapAge: 100 * time.Millisecond,
 	}
 }
 
@@ -157,7 +157,7 @@ func (w *world) reserve(r event.Reservation) {
 	w.Helper()
 	w.eventually(func() error {
 		d, err := w.scripts.Reserve(context.Background(), &lua.ReserveCall{
-			ID: r.ID, App: app, Generation: "1", TTL: time.Until(r.Deadline), Need: r.Held, Counters: r.Counters,
+			ID: r.ID, App: app, Generation: w.generation(), TTL: time.Until(r.Deadline), Need: r.Held, Counters: r.Counters,
 			Budgets: []lua.Budget{{Counter: 0, Unit: ledger.UnitUSD, Limit: 1 << 60}, {Counter: 1, Unit: ledger.UnitUSD, Limit: 1 << 60}},
 		})
 		if err == nil && d.Status != lua.StatusAllowed && d.Status != lua.StatusHeld {
@@ -170,7 +170,7 @@ func (w *world) reserve(r event.Reservation) {
 // amounts reads used and held nano-dollars of both counters, by asking for more than there could ever be.
 func (w *world) amounts() (platform, own lua.BudgetState, err error) {
 	d, err := w.scripts.Reserve(context.Background(), &lua.ReserveCall{
-		ID: event.NewReservationID(time.Now()), App: app, Generation: "1", TTL: time.Minute, Need: ledger.Amounts{NanoUSD: 1}, Counters: counters(),
+		ID: event.NewReservationID(time.Now()), App: app, Generation: w.generation(), TTL: time.Minute, Need: ledger.Amounts{NanoUSD: 1}, Counters: counters(),
 		Budgets: []lua.Budget{{Counter: 0, Unit: ledger.UnitUSD, Limit: 0}, {Counter: 1, Unit: ledger.UnitUSD, Limit: 0}},
 	})
 	if err == nil && d.Status != lua.StatusRefused {

@@ -13,7 +13,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
 
-	"tollgate/ledger/event"
 	"tollgate/ledger/pg"
 	"tollgate/lua"
 	"tollgate/settler/directory"
@@ -48,6 +47,9 @@ type Settler struct {
 	keys     *directory.Sync
 	granted  chan struct{} // holds one element when gateways must be told of grants
 
+	generations *rebuild.Generations
+	barrier     *rebuild.Barrier
+
 	mu    sync.Mutex
 	dirty map[string]bool // apps whose last write-back Redis did not take
 	ready bool
@@ -70,7 +72,12 @@ func New(config Config, d Deps) (*Settler, error) {
 		now: d.Now, messages: make(chan jetstream.Msg, 2*config.Batch), dirty: map[string]bool{},
 		keys: directory.NewSync(d.Store, js), granted: make(chan struct{}, 1),
 	}
-	s.rebuild = rebuild.New(d.Store, d.Scripts, s.awaitSettled, s.markDirty, config.RebuildGrace, d.Log, d.Now)
+	s.generations = rebuild.NewGenerations(js, config.Replicas, d.Now)
+	s.barrier = rebuild.NewBarrier(d.NATS, js, config.Replicas, config.PresenceWait, d.Now)
+	s.rebuild = rebuild.New(rebuild.Parts{
+		Store: d.Store, Scripts: d.Scripts, Generations: s.generations, Barrier: s.barrier, Settled: s.awaitSettled,
+		Rebuilt: s.markDirty, Log: d.Log, Now: d.Now,
+	})
 	s.sweep = sweep.New(d.Store, d.Scripts, js, s.lag, config.SweepGrace, d.Log, d.Now)
 	return s, nil
 }
@@ -145,11 +152,12 @@ func (s *Settler) ensure(ctx context.Context) error {
 	if _, err := s.ensureConsumer(ctx); err != nil {
 		return err
 	}
-	generation, err := s.ensureGeneration(ctx)
-	if err != nil {
+	if err := s.generations.Ensure(ctx); err != nil {
 		return err
 	}
-	s.rebuild.SetGeneration(generation)
+	if err := s.barrier.Ensure(ctx); err != nil {
+		return err
+	}
 	apps, err := s.store.Apps(ctx)
 	if err != nil {
 		return err
@@ -158,22 +166,6 @@ func (s *Settler) ensure(ctx context.Context) error {
 		s.markDirty(app)
 	}
 	return nil
-}
-
-// ensureGeneration reads the generation that marks must name, and makes it where there is none.
-func (s *Settler) ensureGeneration(ctx context.Context) (string, error) {
-	bucket, err := s.js.CreateOrUpdateKeyValue(ctx, jetstream.KeyValueConfig{Bucket: event.ControlBucket, Replicas: s.config.Replicas})
-	if err != nil {
-		return "", fmt.Errorf("bucket %s: %w", event.ControlBucket, err)
-	}
-	if _, err := bucket.Create(ctx, event.GenerationKey, []byte("1")); err != nil && !errors.Is(err, jetstream.ErrKeyExists) {
-		return "", fmt.Errorf("make generation: %w", err)
-	}
-	entry, err := bucket.Get(ctx, event.GenerationKey)
-	if err != nil {
-		return "", fmt.Errorf("read generation: %w", err)
-	}
-	return string(entry.Value()), nil
 }
 
 // every runs work at once and then at the interval, until ctx ends. Its errors are logged and do not stop anything.

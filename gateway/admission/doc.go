@@ -34,7 +34,22 @@
 // longer than three seconds, the gateway judges by itself. A request of an app that this gateway has never judged waits for
 // the rebuild.
 //
+// # Barriers
+//
+// From before Redis is asked until what it admitted is on record, a request is in a section. A settler that is about to rebuild
+// asks every live gateway to adopt a generation; the gateway answers when the sections that had begun have ended and the stream
+// has what they recorded. So the rebuild finds in the ledger whatever was admitted by the old marks, and what is admitted later
+// is judged by the new.
+//
+// A gateway that is paused or cut off is waited for until its presence lapses, event.PresenceTTL after it was last renewed. It still
+// names the old generation, so it admits nothing new. What it had decided before it fell silent is, when its presence lapses, older
+// than event.PresenceTTL less event.PresenceRenewal, 8 s, and a decision older than decisionAge, 5 s, is asked about anew before the
+// request is sent: Redis holds it still, or admits it again, or it is refused and its release recorded.
+//
 // # Not guaranteed
+//
+// A process that is paused between that question and the sending sends on a decision that may not stand any more; so does one on
+// a machine that was suspended, whose monotonic clock stood still.
 //
 // Lines are a gateway's own: two gateways share what a limit allows as their heads happen to ask. Slots are not limited while
 // Redis is away.

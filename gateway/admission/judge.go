@@ -24,7 +24,8 @@ type candidate struct {
 	call  *lua.ReserveCall // nil when a refusal needed no limit
 }
 
-// judge decides once: every limit in one call, held everywhere or nowhere.
+// judge decides once: every limit in one call, held everywhere or nowhere. An allowed verdict is in a section, which Recorded
+// ends.
 func (a *Admission) judge(ctx context.Context, c *candidate) (*Verdict, error) {
 	start := c.start
 	defer func() { a.metrics.admission.Observe(time.Since(start).Seconds()) }()
@@ -39,22 +40,31 @@ func (a *Admission) judge(ctx context.Context, c *candidate) (*Verdict, error) {
 			c.Limits = nil
 			return c.Verdict, nil
 		}
+		c.section = a.control.sections.begin()
+		c.decided, c.asked = time.Now(), c
+		c.call.Generation = a.control.Generation() // read within the section: a barrier before it has set it
 		decision, err := a.askRedis(ctx, c.call)
 		if errors.Is(err, lua.ErrCall) {
+			c.section.end()
 			return nil, fmt.Errorf("%w: %w", ErrUndecided, err)
 		}
 		if err != nil {
 			a.judgeLocally(c, err)
-			return c.Verdict, nil
+			return c.judged(), nil
 		}
 		switch decision.Status {
 		case lua.StatusAllowed, lua.StatusHeld, lua.StatusRefused:
 			a.conclude(c, &decision)
-			return c.Verdict, nil
+			return c.judged(), nil
+		}
+		// Nothing is held, and a rebuild that is waited for would wait for the section.
+		c.section.end()
+		switch decision.Status {
 		case lua.StatusRebuild:
 			if rebuilt || !a.rebuiltNow(ctx, c) {
+				c.section = a.control.sections.begin()
 				a.judgeLost(c)
-				return c.Verdict, nil
+				return c.judged(), nil
 			}
 			rebuilt = true
 		case lua.StatusStaleWindow:
@@ -64,6 +74,14 @@ func (a *Admission) judge(ctx context.Context, c *candidate) (*Verdict, error) {
 		}
 	}
 	return nil, fmt.Errorf("%w: the clock does not settle", ErrUndecided)
+}
+
+// judged ends the section of a refusal: nothing is spent.
+func (c *candidate) judged() *Verdict {
+	if c.Refusal != nil {
+		c.section.end()
+	}
+	return c.Verdict
 }
 
 // maxAttempts covers a rebuild and a window that turns over while it is judged, each with a repetition.
@@ -103,7 +121,6 @@ func (a *Admission) prepare(ask *Ask, name string) *candidate {
 		return c
 	}
 	c.layOut(now)
-	c.call.Generation = a.control.Generation()
 	return c
 }
 

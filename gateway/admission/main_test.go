@@ -87,7 +87,7 @@ func newWorld(t testing.TB, s settings, limits string) *world {
 	if !s.unmarked {
 		w.mark("1")
 	}
-	control := NewControl(w.nc, w.js)
+	control := NewControl(w.nc, w.js, func(context.Context) error { return nil })
 	require.NoError(t, control.Refresh(t.Context()))
 	w.Admission = New(Parts{
 		Scripts: lua.New(w.client), Keys: NewDirectory(w.js, w.log), Control: control, Clock: NewClock(s.now), Timeout: s.timeout,
@@ -158,6 +158,7 @@ func (w *world) reserve(a *Ask) *Verdict {
 	w.Helper()
 	v, err := w.Admit(context.Background(), a)
 	require.NoError(w, err)
+	w.Recorded(v)
 	return v
 }
 

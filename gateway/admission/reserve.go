@@ -141,6 +141,10 @@ type Verdict struct {
 	// MaybeHeld is set on a refusal after which Redis may hold the reservation all the same: a release must be recorded.
 	MaybeHeld bool
 	Degraded  bool // Redis could not be asked, the gateway decided by itself
+
+	section section    // of an allowed request, until Recorded
+	decided time.Time  // when Redis was asked
+	asked   *candidate // nil when Redis was not
 }
 
 // PassedOver is a limit that had no room for an allowed request: in shadow, or with the action flag.
@@ -163,11 +167,15 @@ type Queued struct {
 // ErrUndecided is wrapped by errors of Admit: the request cannot be judged at all.
 var ErrUndecided = errors.New("the limits cannot be judged")
 
+// Recorded tells that an allowed request is on record, or never will be: a rebuild need not wait for it any more.
+func (a *Admission) Recorded(v *Verdict) { v.section.end() }
+
 // Finish tells that the provider has answered an allowed request, or that it was not sent: its slots are free again.
 func (a *Admission) Finish(v *Verdict) {
 	if v.Refusal != nil {
 		return
 	}
+	v.section.end()
 	a.leases.end(v.Reservation.ID)
 	if v.Degraded {
 		a.spell.end(v.Reservation.ID, a.clock.Now())

@@ -39,7 +39,7 @@ func (s *system) openDesk(ctx context.Context, redisURL string, log *slog.Logger
 		return nil, err
 	}
 	d := &desk{learner: admission.NewLearner(1000), scripts: lua.New(client)}
-	directory, control := admission.NewDirectory(s.js, log), admission.NewControl(s.nc, s.js)
+	directory, control := admission.NewDirectory(s.js, log), admission.NewControl(s.nc, s.js, func(context.Context) error { return nil })
 	d.Admission = admission.New(admission.Parts{
 		Scripts: d.scripts, Keys: directory, Control: control, Clock: admission.NewClock(time.Now), Timeout: timeout,
 		Metrics: admission.NewMetrics(prometheus.NewRegistry()), Degraded: func(bool) {}, Log: log,

@@ -44,4 +44,25 @@ const (
 	GenerationKey  = "generation"         // its entry that names the generation that marks in Redis must have
 	ConfirmSubject = "tollgate.confirmed" // request: a producer's id; the reply is a Confirmation
 	RebuildSubject = "tollgate.rebuild"   // request: a slot whose mark is missing; the reply comes when it is rebuilt
+
+	RebuiltKey = "rebuilt" // in ControlBucket: the last generation that marks were written for
+	RedisKey   = "redis"   // in ControlBucket: which Redis, and which of its histories, the marks were written to
 )
+
+// PresenceBucket is the KV bucket in which every live gateway keeps an entry, its producer id, renewed every PresenceRenewal. One
+// that is not renewed lapses after PresenceTTL: who is silent for so long is not waited for.
+const (
+	PresenceBucket  = "TOLLGATE_PRESENCE"
+	PresenceTTL     = 10 * time.Second
+	PresenceRenewal = 2 * time.Second
+)
+
+// BarrierSubject is where one gateway is asked to adopt a generation, the request's content. The reply is BarrierDone once
+// nothing that the gateway admitted before is unknown to the stream, and else says what is in the way.
+func BarrierSubject(producer string) string { return "tollgate.barrier." + producer }
+
+// BarrierDone is the reply of a gateway that has passed the barrier.
+const BarrierDone = "ok"
+
+// Newer reports whether generation a was raised after b. Generations are decimal numbers that only grow; "" is none.
+func Newer(a, b string) bool { return len(a) > len(b) || len(a) == len(b) && a > b }

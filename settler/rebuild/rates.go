@@ -24,7 +24,7 @@ type rates struct {
 
 // readRates reads what the rates of one app, or of all and the shared ones for "", must be charged anew.
 func (r *Rebuilder) readRates(ctx context.Context, session *pg.Session, app string) (*rates, error) {
-	now := r.now()
+	now := r.Now()
 	charged, since, err := session.RecentCharges(ctx, app, now.Add(-chargedFor), maxCharges)
 	if err != nil {
 		return nil, err

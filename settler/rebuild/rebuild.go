@@ -1,18 +1,29 @@
 // Package rebuild writes counters, open reservations and marks to Redis from Postgres, where a mark is missing.
 //
-// The order is what makes it safe: without the mark nobody reserves in the slot; what was published before is waited for and
-// settled; then settlements are kept out while Postgres is read and Redis written, and the mark comes last.
+// The order is what makes it safe. Without the mark nobody reserves in the slot. A barrier has every live gateway bring what it
+// admitted before to the stream; that is waited for until it is settled; then settlements are kept out while Postgres is read and
+// Redis written, and the mark comes last. While NATS is away there is no barrier, so nothing is rebuilt.
+//
+// # Generations
+//
+// A mark counts only if it names the current generation. Everything is rebuilt for a new one: a gateway that the barrier did not
+// reach, because it is paused or cut off, still names the one before, is answered REBUILD, and adopts the new one only when
+// what it had admitted is delivered. A gateway is waited for until its presence lapses.
 //
 // Reservations hold on the counters of their app and on the shared ones, and only together do the two agree. So an app is
 // rebuilt by itself only when it holds nothing, neither in Postgres nor in Redis. Otherwise, and when the shared mark is
 // missing, everything is rebuilt: the shared mark is taken away first, and is the last to come back.
+//
+// # Not guaranteed
+//
+// What a gateway has admitted and holds back in its outbox while it is dead, or cut off from NATS, for longer than its presence
+// lasts is unknown to a rebuild, and can be admitted again until it is delivered.
 package rebuild
 
 import (
 	"context"
 	"errors"
 	"log/slog"
-	"sync"
 	"time"
 
 	"tollgate/ledger/pg"
@@ -30,44 +41,31 @@ const activeFor = 24 * time.Hour
 type Settled func(ctx context.Context) error
 
 // Rebuilder rebuilds slots. It is safe for concurrent use; several processes may rebuild the same slot.
-type Rebuilder struct {
-	store   *pg.Store
-	scripts *lua.Scripts
-	settled Settled
-	rebuilt func(app string)
-	grace   time.Duration
-	log     *slog.Logger
-	now     func() time.Time
+type Rebuilder struct{ Parts }
 
-	mu         sync.Mutex
-	generation string
+// Parts are what a rebuilder stands on.
+type Parts struct {
+	Store       *pg.Store
+	Scripts     *lua.Scripts
+	Generations *Generations
+	Barrier     *Barrier
+	Settled     Settled
+	// Rebuilt is told of every app that was rebuilt alone: its budgets must be written back once more.
+	Rebuilt func(app string)
+	Log     *slog.Logger
+	Now     func() time.Time
 }
 
-// New makes a rebuilder that knows no generation yet. rebuilt is told of every app that was rebuilt alone: its budgets must be
-// written back once more. grace is how long publishes may be in flight.
-func New(store *pg.Store, scripts *lua.Scripts, settled Settled, rebuilt func(app string), grace time.Duration, log *slog.Logger, now func() time.Time) *Rebuilder {
-	return &Rebuilder{store: store, scripts: scripts, settled: settled, rebuilt: rebuilt, grace: grace, log: log, now: now}
-}
-
-// SetGeneration says which generation marks must name.
-func (r *Rebuilder) SetGeneration(generation string) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.generation = generation
-}
-
-func (r *Rebuilder) current() string {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.generation
-}
+// New makes a rebuilder.
+func New(p Parts) *Rebuilder { return &Rebuilder{p} }
 
 // Missing rebuilds everything if the shared mark is missing; when all is set, it rebuilds every app whose mark is.
 func (r *Rebuilder) Missing(ctx context.Context, all bool) error {
+	r.Barrier.connectedSince() // so that a reconnect is noticed soon, not at the next rebuild
 	if err := r.Slot(ctx, lua.SharedSlot); err != nil || !all {
 		return err
 	}
-	apps, err := r.store.Apps(ctx)
+	apps, err := r.Store.Apps(ctx)
 	if err != nil {
 		return err
 	}
@@ -81,37 +79,36 @@ func (r *Rebuilder) Missing(ctx context.Context, all bool) error {
 
 // Slot rebuilds one slot if its mark is missing, with whatever must be rebuilt together with it.
 func (r *Rebuilder) Slot(ctx context.Context, slot string) error {
-	gone, err := r.missing(ctx, slot)
+	generation, err := r.Generations.Current(ctx)
+	if err != nil {
+		return err
+	}
+	gone, err := r.missing(ctx, slot, generation)
 	if err != nil || !gone {
 		return err
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, timeout, errors.New("rebuild: took more than 30 s"))
 	defer cancel()
 	if slot == lua.SharedSlot {
-		return r.everything(ctx)
+		return r.everything(ctx, slot)
 	}
-	alone, err := r.alone(ctx, slot)
+	alone, err := r.alone(ctx, slot, generation)
 	if err != nil || alone {
 		return err
 	}
-	return r.everything(ctx)
+	return r.everything(ctx, slot)
 }
 
-// alone rebuilds an app that holds nothing; false when it holds something. The shared mark stands: Redis was not emptied.
-func (r *Rebuilder) alone(ctx context.Context, app string) (bool, error) {
-	if gone, err := r.missing(ctx, lua.SharedSlot); err != nil || gone {
+// alone rebuilds an app that holds nothing; false when it holds something. The shared mark stands: Redis was not emptied, and the
+// generation stays. Nobody judges the app while its mark is missing, so the barrier need not keep anybody from it.
+func (r *Rebuilder) alone(ctx context.Context, app, generation string) (bool, error) {
+	if gone, err := r.missing(ctx, lua.SharedSlot, generation); err != nil || gone {
 		return false, err
 	}
-	known, err := r.store.HasHistory(ctx, app)
-	if err != nil {
+	if err := r.quiet(ctx, generation); err != nil {
 		return false, err
 	}
-	if known { // else nothing can be in flight, and the first request of a new app need not wait
-		if err := r.quiet(ctx); err != nil {
-			return false, err
-		}
-	}
-	session, err := r.store.Rebuilding(ctx)
+	session, err := r.Store.Rebuilding(ctx)
 	if err != nil {
 		return false, err
 	}
@@ -120,47 +117,71 @@ func (r *Rebuilder) alone(ctx context.Context, app string) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	held, err := r.scripts.Overdue(ctx, app, r.now().AddDate(1, 0, 0), 1)
+	held, err := r.Scripts.Overdue(ctx, app, r.Now().AddDate(1, 0, 0), 1)
 	if err != nil || len(open)+len(held) > 0 {
 		return false, err
 	}
-	if gone, err := r.missing(ctx, app); err != nil || !gone {
+	if gone, err := r.missing(ctx, lua.SharedSlot, generation); err != nil || gone {
+		return false, err // Redis was emptied meanwhile
+	}
+	if gone, err := r.missing(ctx, app, generation); err != nil || !gone {
 		return true, err // another settler was faster
 	}
 	rates, err := r.readRates(ctx, session, app)
 	if err != nil {
 		return false, err
 	}
-	if err := r.write(ctx, session, app, app, rates); err != nil {
+	if err := r.write(ctx, session, slotState{app, app, generation}, rates); err != nil {
 		return false, err
 	}
 	// What was settled without the app's mark did not reach the shared counters either.
-	r.rebuilt(app)
-	r.log.Info("app's counters rebuilt", "app", app)
+	r.Rebuilt(app)
+	r.Log.Info("app's counters rebuilt", "app", app)
 	return true, nil
 }
 
 // unbelieved is a generation that no gateway ever has.
 const unbelieved = "none"
 
-// everything rebuilds all slots.
-func (r *Rebuilder) everything(ctx context.Context) error {
+// finished waits for a rebuild that is being written, and tells whether the slot has its mark then.
+func (r *Rebuilder) finished(ctx context.Context, slot, generation string) (bool, error) {
+	session, err := r.Store.Rebuilding(ctx)
+	if err != nil {
+		return false, err
+	}
+	session.Close(ctx)
+	gone, err := r.missing(ctx, slot, generation)
+	return err == nil && !gone, err
+}
+
+// everything rebuilds all slots, because the mark of one is missing, for a generation of its own: a gateway that does not pass the barrier still names the one before,
+// and judges nothing.
+func (r *Rebuilder) everything(ctx context.Context, slot string) error {
 	began := time.Now()
-	if err := r.scripts.Rebuild(ctx, lua.RebuildCall{Slot: lua.SharedSlot, Generation: unbelieved}); err != nil {
+	generation, err := r.Generations.Begin(ctx, func(ctx context.Context, generation string) (bool, error) {
+		return r.finished(ctx, slot, generation)
+	})
+	if err != nil || generation == "" {
 		return err
 	}
-	if err := r.quiet(ctx); err != nil {
+	if err := r.Scripts.Rebuild(ctx, lua.RebuildCall{Slot: lua.SharedSlot, Generation: unbelieved}); err != nil {
 		return err
 	}
-	session, err := r.store.Rebuilding(ctx)
+	if err := r.quiet(ctx, generation); err != nil {
+		return err
+	}
+	session, err := r.Store.Rebuilding(ctx)
 	if err != nil {
 		return err
 	}
 	defer session.Close(ctx)
-	if gone, err := r.missing(ctx, lua.SharedSlot); err != nil || !gone {
+	if gone, err := r.missing(ctx, lua.SharedSlot, generation); err != nil || !gone {
 		return err // another settler was faster
 	}
-	apps, err := r.store.Apps(ctx)
+	if err := r.Generations.Use(ctx, generation); err != nil {
+		return err
+	}
+	apps, err := r.Store.Apps(ctx)
 	if err != nil {
 		return err
 	}
@@ -169,38 +190,56 @@ func (r *Rebuilder) everything(ctx context.Context) error {
 		return err
 	}
 	for _, app := range apps {
-		if err := r.write(ctx, session, app, app, rates); err != nil {
+		if err := r.write(ctx, session, slotState{app, app, generation}, rates); err != nil {
 			return err
 		}
 	}
 	// In Postgres the owner of shared counters is "", and the open reservations of all apps hold on them.
-	if err := r.write(ctx, session, lua.SharedSlot, "", rates); err != nil {
+	if err := r.write(ctx, session, slotState{lua.SharedSlot, "", generation}, rates); err != nil {
 		return err
 	}
-	r.log.Warn("all counters rebuilt", "apps", len(apps), "seconds", time.Since(began).Seconds())
+	r.Log.Warn("all counters rebuilt", "apps", len(apps), "seconds", time.Since(began).Seconds())
 	return nil
 }
 
-// quiet waits for what is being published and until it is settled.
-func (r *Rebuilder) quiet(ctx context.Context) error {
-	timer := time.NewTimer(r.grace)
-	defer timer.Stop()
-	select {
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	case <-timer.C:
+// quiet has every gateway bring what it admitted to the stream, and waits until it is settled.
+func (r *Rebuilder) quiet(ctx context.Context, generation string) error {
+	empty, err := r.empty(ctx)
+	if err != nil {
+		return err
 	}
-	return r.settled(ctx)
+	if err := r.Barrier.Pass(ctx, generation, empty); err != nil {
+		return err
+	}
+	return r.Settled(ctx)
 }
 
-func (r *Rebuilder) missing(ctx context.Context, slot string) (bool, error) {
-	generation, ok, err := r.scripts.Mark(ctx, slot)
-	return !ok || generation != r.current(), err
+// empty reports whether the ledger has never seen a reservation.
+func (r *Rebuilder) empty(ctx context.Context) (bool, error) {
+	apps, err := r.Store.Apps(ctx)
+	if err != nil {
+		return false, err
+	}
+	for _, app := range append(apps, "") {
+		if known, err := r.Store.HasHistory(ctx, app); err != nil || known {
+			return false, err
+		}
+	}
+	return true, nil
 }
+
+func (r *Rebuilder) missing(ctx context.Context, slot, generation string) (bool, error) {
+	marked, ok, err := r.Scripts.Mark(ctx, slot)
+	return !ok || marked != generation, err
+}
+
+// slotState names what is written: a slot, who owns its budgets in Postgres, and the generation of its mark.
+type slotState struct{ slot, owner, generation string }
 
 // write replaces one slot by what Postgres has for its owner.
-func (r *Rebuilder) write(ctx context.Context, session *pg.Session, slot, owner string, rates *rates) error {
-	budgets, err := session.LiveBudgets(ctx, owner, r.now())
+func (r *Rebuilder) write(ctx context.Context, session *pg.Session, to slotState, rates *rates) error {
+	slot, owner := to.slot, to.owner
+	budgets, err := session.LiveBudgets(ctx, owner, r.Now())
 	if err != nil {
 		return err
 	}
@@ -209,12 +248,12 @@ func (r *Rebuilder) write(ctx context.Context, session *pg.Session, slot, owner 
 		return err
 	}
 	call := lua.RebuildCall{
-		Slot: slot, Generation: r.current(), Active: len(open) > 0, ChargedSince: rates.since, Charges: rates.bySlot[slot],
+		Slot: slot, Generation: to.generation, Active: len(open) > 0, ChargedSince: rates.since, Charges: rates.bySlot[slot],
 	}
 	call.Active = call.Active || len(call.Charges) > 0
 	for _, b := range budgets {
 		call.Counters = append(call.Counters, lua.CounterState{Counter: b.Counter, App: b.App, Used: b.Used, Version: b.Version})
-		call.Active = call.Active || r.now().Sub(b.UpdatedAt) < activeFor
+		call.Active = call.Active || r.Now().Sub(b.UpdatedAt) < activeFor
 	}
 	for _, o := range open {
 		call.Open = append(call.Open, lua.Open{
@@ -222,5 +261,5 @@ func (r *Rebuilder) write(ctx context.Context, session *pg.Session, slot, owner 
 			ReservedAt: o.Reservation.ReservedAt,
 		})
 	}
-	return r.scripts.Rebuild(ctx, call)
+	return r.Scripts.Rebuild(ctx, call)
 }

@@ -1,0 +1,181 @@
+package rebuild
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+	"golang.org/x/sync/errgroup"
+
+	"tollgate/ledger/event"
+)
+
+const (
+	// askTimeout is how long one question to a gateway may take before it is repeated, if the gateway is still present.
+	askTimeout = 3 * time.Second
+	// askAgain is the pause between two questions to a gateway that is present and does not listen.
+	askAgain = 100 * time.Millisecond
+	// asksAtOnce bounds the questions under way.
+	asksAtOnce = 64
+)
+
+// Barrier asks every live gateway to bring what it has admitted to the stream. It is safe for concurrent use.
+type Barrier struct {
+	nc       *nats.Conn
+	js       jetstream.JetStream
+	replicas int
+	wait     time.Duration
+	now      func() time.Time
+
+	mu         sync.Mutex // guards what follows
+	since      time.Time  // when the present connection to NATS was first seen; zero before there was one
+	reconnects uint64
+}
+
+// NewBarrier makes a barrier. wait is how long gateways have to show their presence after NATS was away or the bucket was made,
+// before the list of them is believed.
+func NewBarrier(nc *nats.Conn, js jetstream.JetStream, replicas int, wait time.Duration, now func() time.Time) *Barrier {
+	return &Barrier{nc: nc, js: js, replicas: replicas, wait: wait, now: now}
+}
+
+// Ensure makes the bucket in which gateways show their presence.
+func (b *Barrier) Ensure(ctx context.Context) error {
+	_, err := b.bucket(ctx)
+	b.connectedSince()
+	return err
+}
+
+func (b *Barrier) bucket(ctx context.Context) (jetstream.KeyValue, error) {
+	bucket, err := b.js.CreateOrUpdateKeyValue(ctx, jetstream.KeyValueConfig{
+		Bucket: event.PresenceBucket, TTL: event.PresenceTTL, Replicas: b.replicas,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("bucket %s: %w", event.PresenceBucket, err)
+	}
+	return bucket, nil
+}
+
+// Pass returns when every live gateway has adopted the generation and has nothing of before that the stream does not have.
+// Gateways that appear meanwhile are asked, too. One that does not answer is waited for until its presence lapses: with
+// event.PresenceTTL that is longer than decisions live in a gateway that does nothing. With empty, the ledger has never seen a
+// reservation, and gateways need no time to show that they are there: this is the first start.
+func (b *Barrier) Pass(ctx context.Context, generation string, empty bool) error {
+	bucket, err := b.bucket(ctx)
+	if err != nil {
+		return err
+	}
+	if !empty {
+		if err := b.believable(ctx, bucket); err != nil {
+			return err
+		}
+	}
+	asked := map[string]bool{}
+	for {
+		present, err := presentGateways(ctx, bucket)
+		if err != nil {
+			return err
+		}
+		present = slices.DeleteFunc(present, func(producer string) bool { return asked[producer] })
+		if len(present) == 0 {
+			return nil
+		}
+		group, ctx := errgroup.WithContext(ctx)
+		group.SetLimit(asksAtOnce)
+		for _, producer := range present {
+			asked[producer] = true
+			group.Go(func() error { return b.ask(ctx, bucket, producer, generation) })
+		}
+		if err := group.Wait(); err != nil {
+			return err
+		}
+	}
+}
+
+// believable waits until gateways have had time to show their presence.
+func (b *Barrier) believable(ctx context.Context, bucket jetstream.KeyValue) error {
+	status, err := bucket.Status(ctx)
+	if err != nil {
+		return fmt.Errorf("bucket %s: %w", event.PresenceBucket, err)
+	}
+	since := b.connectedSince()
+	if of, ok := status.(*jetstream.KeyValueBucketStatus); ok && of.StreamInfo().Created.After(since) {
+		since = of.StreamInfo().Created
+	}
+	timer := time.NewTimer(since.Add(b.wait).Sub(b.now()))
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-ctx.Done():
+		return fmt.Errorf("wait for gateways to show their presence: %w", context.Cause(ctx))
+	}
+	if b.connectedSince().After(since) {
+		return errors.New("wait for gateways to show their presence: NATS was away meanwhile")
+	}
+	return nil
+}
+
+// connectedSince is since when the connection is known to stand.
+func (b *Barrier) connectedSince() time.Time {
+	reconnects := b.nc.Stats().Reconnects
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.since.IsZero() || reconnects != b.reconnects {
+		b.since, b.reconnects = b.now(), reconnects
+	}
+	return b.since
+}
+
+// presentGateways lists the live gateways' producer ids.
+func presentGateways(ctx context.Context, bucket jetstream.KeyValue) ([]string, error) {
+	keys, err := bucket.Keys(ctx)
+	if errors.Is(err, jetstream.ErrNoKeysFound) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("list live gateways: %w", err)
+	}
+	return keys, nil
+}
+
+// ask repeats the question until the gateway has answered or is no longer present.
+func (b *Barrier) ask(ctx context.Context, bucket jetstream.KeyValue, producer, generation string) error {
+	for {
+		answer, err := b.askOnce(ctx, producer, generation)
+		if err == nil && answer == event.BarrierDone {
+			return nil
+		}
+		if _, gone := bucket.Get(ctx, producer); errors.Is(gone, jetstream.ErrKeyNotFound) {
+			return nil
+		}
+		timer := time.NewTimer(askAgain)
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			timer.Stop()
+			return fmt.Errorf("gateway %s has not passed the barrier: %w", producer, errors.Join(context.Cause(ctx), err, refusedWith(answer)))
+		}
+	}
+}
+
+func refusedWith(answer string) error {
+	if text, ok := strings.CutPrefix(answer, "error: "); ok {
+		return errors.New(text)
+	}
+	return nil
+}
+
+func (b *Barrier) askOnce(ctx context.Context, producer, generation string) (string, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, askTimeout, errors.New("no answer in time"))
+	defer cancel()
+	reply, err := b.nc.RequestWithContext(ctx, event.BarrierSubject(producer), []byte(generation))
+	if err != nil {
+		return "", err
+	}
+	return string(reply.Data), nil
+}

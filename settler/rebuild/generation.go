@@ -1,0 +1,148 @@
+package rebuild
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"tollgate/ledger/event"
+)
+
+// Generations are the numbers that marks name, kept where every gateway and settler can read them. A generation serves for one
+// rebuild of everything: it is raised before, and noted as rebuilt before its marks are written, so that a later rebuild, also one
+// after a crash in between, raises the next.
+type Generations struct {
+	js       jetstream.JetStream
+	replicas int
+	now      func() time.Time
+}
+
+// NewGenerations makes the bucket with so many replicas where it is missing.
+func NewGenerations(js jetstream.JetStream, replicas int, now func() time.Time) *Generations {
+	return &Generations{js: js, replicas: replicas, now: now}
+}
+
+// Ensure makes the bucket and the first generation where there is none.
+func (g *Generations) Ensure(ctx context.Context) error {
+	bucket, err := g.js.CreateOrUpdateKeyValue(ctx, jetstream.KeyValueConfig{Bucket: event.ControlBucket, Replicas: g.replicas})
+	if err != nil {
+		return fmt.Errorf("bucket %s: %w", event.ControlBucket, err)
+	}
+	if _, err := bucket.Create(ctx, event.GenerationKey, []byte(g.after(""))); err != nil && !errors.Is(err, jetstream.ErrKeyExists) {
+		return fmt.Errorf("make generation: %w", err)
+	}
+	return nil
+}
+
+// after is a generation newer than another: it is taken from the clock, so that it is newer also than those of a bucket that was
+// lost, which marks and gateways may still name.
+func (g *Generations) after(generation string) string {
+	before, _ := strconv.ParseInt(generation, 10, 64) // what is no number is older than all
+	return strconv.FormatInt(max(before+1, g.now().UnixMilli()), 10)
+}
+
+// Current reads the generation that marks must name.
+func (g *Generations) Current(ctx context.Context) (string, error) {
+	_, entry, err := g.read(ctx)
+	if err != nil {
+		return "", err
+	}
+	return string(entry.Value()), nil
+}
+
+func (g *Generations) read(ctx context.Context) (jetstream.KeyValue, jetstream.KeyValueEntry, error) {
+	bucket, err := g.js.KeyValue(ctx, event.ControlBucket)
+	if err != nil {
+		if !errors.Is(err, jetstream.ErrBucketNotFound) {
+			return nil, nil, fmt.Errorf("bucket %s: %w", event.ControlBucket, err)
+		}
+		if err := g.Ensure(ctx); err != nil { // lost with NATS's disk
+			return nil, nil, err
+		}
+		if bucket, err = g.js.KeyValue(ctx, event.ControlBucket); err != nil {
+			return nil, nil, fmt.Errorf("bucket %s: %w", event.ControlBucket, err)
+		}
+	}
+	entry, err := bucket.Get(ctx, event.GenerationKey)
+	if err != nil {
+		return nil, nil, fmt.Errorf("read generation: %w", err)
+	}
+	return bucket, entry, nil
+}
+
+// Begin is the generation to rebuild everything for: the current one where no marks were written for it yet, so that settlers
+// that begin at once agree, else a new one. In between, done looks whether another settler has just finished: then there is nothing
+// to begin, and the generation is "".
+func (g *Generations) Begin(ctx context.Context, done func(ctx context.Context, generation string) (bool, error)) (string, error) {
+	bucket, entry, err := g.read(ctx)
+	if err != nil {
+		return "", err
+	}
+	used, err := value(ctx, bucket, event.RebuiltKey)
+	if err != nil {
+		return "", err
+	}
+	current := string(entry.Value())
+	if used != current {
+		return current, nil
+	}
+	if finished, err := done(ctx, current); err != nil || finished {
+		return "", err
+	}
+	return g.raise(ctx, bucket, entry)
+}
+
+// Raise makes every mark one of the past.
+func (g *Generations) Raise(ctx context.Context) (string, error) {
+	bucket, entry, err := g.read(ctx)
+	if err != nil {
+		return "", err
+	}
+	return g.raise(ctx, bucket, entry)
+}
+
+// raise errs when another settler has raised the generation since it was read: what is to be done next is looked at anew.
+func (g *Generations) raise(ctx context.Context, bucket jetstream.KeyValue, entry jetstream.KeyValueEntry) (string, error) {
+	next := g.after(string(entry.Value()))
+	if _, err := bucket.Update(ctx, event.GenerationKey, []byte(next), entry.Revision()); err != nil {
+		return "", fmt.Errorf("raise generation %s to %s: %w", entry.Value(), next, err)
+	}
+	return next, nil
+}
+
+// Use notes that marks of the generation are about to be written. It errs when they must not be: the generation was raised since
+// its barrier, or has served for a rebuild already, after which gateways may have admitted what its barrier did not cover. The
+// caller must keep other rebuilds away.
+func (g *Generations) Use(ctx context.Context, generation string) error {
+	bucket, entry, err := g.read(ctx)
+	if err != nil {
+		return err
+	}
+	used, err := value(ctx, bucket, event.RebuiltKey)
+	if err != nil {
+		return err
+	}
+	if current := string(entry.Value()); current != generation || used == generation {
+		return fmt.Errorf("generation %s cannot serve, it is %s now, rebuilt was %q", generation, current, used)
+	}
+	if _, err := bucket.PutString(ctx, event.RebuiltKey, generation); err != nil {
+		return fmt.Errorf("use generation %s: %w", generation, err)
+	}
+	return nil
+}
+
+// value reads an entry, "" where there is none.
+func value(ctx context.Context, bucket jetstream.KeyValue, key string) (string, error) {
+	entry, err := bucket.Get(ctx, key)
+	if errors.Is(err, jetstream.ErrKeyNotFound) {
+		return "", nil
+	}
+	if err != nil {
+		return "", fmt.Errorf("read %s: %w", key, err)
+	}
+	return string(entry.Value()), nil
+}
