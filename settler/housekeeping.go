@@ -9,7 +9,6 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"tollgate/ledger/event"
-	"tollgate/ledger/pg"
 )
 
 // queueGroup shares requests among settlers.
@@ -79,36 +78,5 @@ func (s *Settler) unsubscribe(subscription *nats.Subscription) {
 func (s *Settler) respond(request *nats.Msg, answer string) {
 	if err := request.Respond([]byte(answer)); err != nil {
 		s.log.Debug("answer not sent", "subject", request.Subject, "error", err)
-	}
-}
-
-// gapReporter looks for sequences that are missing for too long, and reports each once.
-func (s *Settler) gapReporter() func(context.Context) error {
-	seen, reported := map[pg.Gap]time.Time{}, map[pg.Gap]bool{}
-	return func(ctx context.Context) error {
-		open, err := s.store.OpenCount(ctx)
-		if err != nil {
-			return err
-		}
-		s.metrics.open.Set(float64(open))
-		gaps, err := s.store.Gaps(ctx)
-		if err != nil {
-			return err
-		}
-		now, still := s.now(), map[pg.Gap]time.Time{}
-		for _, g := range gaps {
-			since, known := seen[g]
-			if !known {
-				since = now
-			}
-			still[g] = since
-			if now.Sub(since) >= s.config.GapAge && !reported[g] {
-				reported[g] = true
-				s.metrics.gaps.Add(float64(g.Until - g.From))
-				s.log.Error("events are missing", "producer", g.Producer, "from", g.From, "until", g.Until)
-			}
-		}
-		seen = still
-		return nil
 	}
 }

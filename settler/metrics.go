@@ -19,6 +19,7 @@ type metrics struct {
 	events     *prometheus.CounterVec
 	open       prometheus.Gauge
 	gaps       prometheus.Counter
+	missing    prometheus.Gauge
 	drift      prometheus.Gauge
 	unsealed   prometheus.Gauge
 	partitions prometheus.Gauge
@@ -43,6 +44,9 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 		}),
 		gaps: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "tollgate_sequence_gaps_total", Help: "Events that a producer numbered and that have not arrived in time.",
+		}),
+		missing: prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: "tollgate_missing_events", Help: "Of the events counted in tollgate_sequence_gaps_total, those that are still missing.",
 		}),
 		drift: prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: "tollgate_ledger_drift", Help: "Apps whose settled amounts Redis is known not to have yet.",
@@ -71,6 +75,6 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 		}
 	}
 	m.events.WithLabelValues(kindUnknown, outcomeParked)
-	reg.MustRegister(m.lag, m.batchSize, m.events, m.open, m.gaps, m.drift, m.unsealed, m.partitions, m.redisDown, m.negative, redis)
+	reg.MustRegister(m.lag, m.batchSize, m.events, m.open, m.gaps, m.missing, m.drift, m.unsealed, m.partitions, m.redisDown, m.negative, redis)
 	return m
 }

@@ -291,6 +291,37 @@ func TestReportsGapsOnce(t *testing.T) {
 	require.Equal(t, event.Confirmation{Through: 4, Missing: []event.Span{{From: 2, Until: 4}}, Settled: true}, w.confirmation())
 }
 
+// What arrives of a gap makes it smaller and is no reason to report the rest of it again.
+func TestGapFilledInPart(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, parts{})
+	w.settle()
+	var late []*event.Event
+	for i := range 7 {
+		r := newReservation(time.Minute)
+		e := w.event(event.KindReserved, r)
+		if i > 0 && i < 6 {
+			late = append(late, e)
+			continue
+		}
+		w.publish(e)
+		w.awaitState(r.ID, "pending")
+	}
+	missing := func(total, left float64) func() error {
+		return func() error {
+			if t, l := w.metric("tollgate_sequence_gaps_total"), w.metric("tollgate_missing_events"); t != total || l != left {
+				return fmt.Errorf("%v events were missing and %v are, want %v and %v", t, l, total, left)
+			}
+			return nil
+		}
+	}
+	w.eventually(missing(5, 5))
+	w.publish(late[2])
+	w.eventually(missing(5, 4))
+	w.publish(late[0], late[1], late[3], late[4])
+	w.eventually(missing(5, 0))
+}
+
 func TestDirectoryFollowsPostgres(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, parts{})
