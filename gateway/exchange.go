@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"tollgate/gateway/admission"
+	"tollgate/gateway/outbox"
 	"tollgate/gateway/provider"
 	"tollgate/ledger"
 	"tollgate/ledger/event"
@@ -201,8 +202,10 @@ func (x *exchange) recordReserved() bool {
 	}
 	x.g.log.Error("reservation cannot be recorded", "request_id", res.ID, "error", err)
 	x.g.giveBack(x.r.Context(), x.caller.App, res)
-	// It may arrive in the stream all the same, and would be charged when it expires.
-	x.release(&event.Release{Reason: ledger.ReasonEventLogDown})
+	if !errors.Is(err, outbox.ErrNotTaken) {
+		// It may arrive in the stream all the same, and would be charged when it expires.
+		x.release(&event.Release{Reason: ledger.ReasonEventLogDown})
+	}
 	x.problem(problem{reason: ledger.ReasonEventLogDown, message: "the request cannot be recorded at the moment, nothing was spent"})
 	return false
 }

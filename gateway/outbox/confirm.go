@@ -1,6 +1,7 @@
 package outbox
 
 import (
+	"errors"
 	"os"
 	"sort"
 	"time"
@@ -79,9 +80,7 @@ func (s *segment) again(c event.Confirmation, mark uint64, late map[uint64]struc
 		}
 		for _, lack := range c.Lacks(event.Span{From: held.From, Until: min(held.Until, mark+1)}) {
 			for sequence := lack.From; sequence < lack.Until; sequence++ {
-				_, isPending := s.pending[sequence]
-				if _, isLate := late[sequence]; !isPending && !isLate {
-					s.pending[sequence] = struct{}{}
+				if _, isLate := late[sequence]; !isLate && s.pending.add(sequence) {
 					lost++
 				}
 			}
@@ -101,30 +100,53 @@ func (s *segment) lacks(c event.Confirmation) (uint64, bool) {
 }
 
 // removeConfirmed removes segments that Postgres holds whole, wherever they stand: one event that nobody can settle keeps its
-// own segment and no other.
+// own segment and no other. What cannot be removed is tried again.
 func (o *Outbox) removeConfirmed() {
-	var done []*segment
+	removed := map[*segment]bool{}
+	for _, s := range o.removable() {
+		err := os.Remove(s.path)
+		if err == nil || errors.Is(err, os.ErrNotExist) {
+			removed[s] = true
+			continue
+		}
+		if !s.stuck {
+			o.log.Error("confirmed outbox segment cannot be removed", "error", err)
+		}
+		s.stuck = true
+	}
+	if len(removed) == 0 {
+		return
+	}
 	o.mu.Lock()
+	defer o.mu.Unlock()
 	kept := o.segments[:0:0]
-	for i, s := range o.segments {
-		_, lacking := s.lacks(o.confirmed.latest)
-		// The newest segment stays: its name and frames are where the numbering continues after a restart.
-		if lacking || s.file != nil || i == len(o.segments)-1 {
+	for _, s := range o.segments {
+		if !removed[s] {
 			kept = append(kept, s)
 			continue
 		}
-		done = append(done, s)
 		o.bytes -= s.size
-		o.metrics.spool.Sub(float64(len(s.pending)))
+		o.metrics.spool.Sub(float64(s.pending.count()))
 	}
 	o.segments = kept
 	o.metrics.bytes.Set(float64(o.bytes))
-	o.mu.Unlock()
-	for _, s := range done {
-		if err := os.Remove(s.path); err != nil {
-			o.log.Error("confirmed outbox segment cannot be removed", "error", err)
+}
+
+// removable lists the segments that nothing needs any more.
+func (o *Outbox) removable() []*segment {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	var done []*segment
+	for i, s := range o.segments {
+		// The newest segment stays: its name and frames are where the numbering continues after a restart.
+		if s.file != nil || i == len(o.segments)-1 {
+			continue
+		}
+		if _, lacking := s.lacks(o.confirmed.latest); !lacking {
+			done = append(done, s)
 		}
 	}
+	return done
 }
 
 // oldest is the age of the oldest event here that Postgres is not known to hold; 0 when it holds all.

@@ -36,19 +36,15 @@ func (o *Outbox) undeliveredUntil(until uint64) int {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	n := 0
-	for sequence := range o.inFlight {
-		if sequence <= until {
-			n++
-		}
-	}
 	for _, s := range o.segments {
-		if s.first > until {
-			break
+		n += s.pending.until(until)
+	}
+	for sequence := range o.inFlight {
+		if sequence > until {
+			continue
 		}
-		for sequence := range s.pending {
-			if _, counted := o.inFlight[sequence]; sequence <= until && !counted {
-				n++
-			}
+		if s := o.segmentLocked(sequence); s == nil || !s.pending.has(sequence) {
+			n++
 		}
 	}
 	return n

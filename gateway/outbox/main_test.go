@@ -33,7 +33,9 @@ func TestMain(m *testing.M) {
 const patience = 30 * time.Second
 
 func testConfig(dir string) Config {
-	return Config{Dir: dir, AckTimeout: 500 * time.Millisecond, SyncEvery: 5 * time.Millisecond, SegmentBytes: 1 << 16, MaxBytes: 1 << 30}
+	return Config{
+		Dir: dir, Durability: DurabilityAck, AckTimeout: 500 * time.Millisecond, SyncEvery: 5 * time.Millisecond, SegmentBytes: 1 << 16, MaxBytes: 1 << 30,
+	}
 }
 
 func dial(url string) (*nats.Conn, error) {
@@ -253,4 +255,9 @@ func pendingIs(o *opened, n int) func() error {
 		}
 		return nil
 	}
+}
+
+// confirmedThrough says that Postgres holds everything up to the sequence.
+func confirmedThrough(sequence uint64) event.Confirmation {
+	return event.Confirmation{Through: sequence, Settled: true}
 }

@@ -1,7 +1,6 @@
 package outbox
 
 import (
-	"context"
 	"crypto/rand"
 	"encoding/hex"
 	"errors"
@@ -9,6 +8,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"sort"
 	"strings"
 	"sync"
 	"syscall"
@@ -21,41 +21,6 @@ import (
 
 	"tollgate/ledger/event"
 )
-
-// Config says where events are kept and how long the stream may take.
-type Config struct {
-	Dir          string        `env:"TOLLGATE_DATA_DIR" envDefault:".tollgate/gateway"` // one gateway's own folder
-	AckTimeout   time.Duration `env:"TOLLGATE_PUBLISH_TIMEOUT" envDefault:"2s"`         // then the outbox is synced instead
-	SyncEvery    time.Duration `env:"TOLLGATE_OUTBOX_SYNC" envDefault:"50ms"`
-	SegmentBytes int64         `env:"TOLLGATE_OUTBOX_SEGMENT_BYTES" envDefault:"16777216"`
-	// MaxBytes is the most that the segments may take on disk; beyond it the outbox refuses as a full disk does. The last
-	// sixteenth is kept for what becomes of requests that were let in.
-	MaxBytes int64 `env:"TOLLGATE_OUTBOX_MAX_BYTES" envDefault:"8589934592"`
-}
-
-// Validate joins every problem, each with its variable's name.
-func (c Config) Validate() error {
-	var problems []error
-	if c.Dir == "" {
-		problems = append(problems, errors.New("TOLLGATE_DATA_DIR: must name a folder"))
-	}
-	if c.AckTimeout <= 0 {
-		problems = append(problems, errors.New("TOLLGATE_PUBLISH_TIMEOUT: must be above zero"))
-	}
-	if c.SyncEvery <= 0 {
-		problems = append(problems, errors.New("TOLLGATE_OUTBOX_SYNC: must be above zero"))
-	}
-	if c.SegmentBytes < 1<<16 || c.SegmentBytes > 1<<30 {
-		problems = append(problems, errors.New("TOLLGATE_OUTBOX_SEGMENT_BYTES: must be from 65536 to 1073741824"))
-	}
-	if c.MaxBytes < 4*c.SegmentBytes {
-		problems = append(problems, errors.New("TOLLGATE_OUTBOX_MAX_BYTES: must be at least four times TOLLGATE_OUTBOX_SEGMENT_BYTES"))
-	}
-	return errors.Join(problems...)
-}
-
-// errFull is why an event is not kept when the segments have their most.
-var errFull = errors.New("outbox has TOLLGATE_OUTBOX_MAX_BYTES")
 
 // ErrLocked is returned by Open when another gateway uses the folder.
 var ErrLocked = errors.New("outbox folder is in use by another gateway")
@@ -78,6 +43,7 @@ type Outbox struct {
 	// syncing is held while files are synced, and taken before mu: whoever then finds nothing left to sync knows that it is
 	// on disk, not merely on its way there.
 	syncing sync.Mutex
+	fsync   func(*os.File) error
 
 	mu        sync.Mutex // guards what follows
 	sequence  uint64     // of the last event
@@ -85,8 +51,12 @@ type Outbox struct {
 	bytes     int64      // of the segments
 	inFlight  map[uint64]struct{}
 	confirmed confirmed
-	dirty     bool // appended since the last sync
-	created   bool // a segment was made since the last sync
+	acked     time.Time // when the stream last acknowledged an event
+	away      bool      // an event that needs the acknowledgement had none since it was queued, nor had any other
+	dirty     bool      // appended since the last sync
+	created   bool      // a segment was made since the last sync
+	unsynced  error     // of the last sync; nil when it was well
+	durable   uint64    // the last event that a sync has covered
 	closed    bool
 }
 
@@ -112,6 +82,7 @@ func Open(config Config, nc *nats.Conn, log *slog.Logger, reg prometheus.Registe
 	o := &Outbox{
 		config: config, js: js, log: log, lock: lock, queue: make(chan *publication, maxUnacknowledged),
 		acks: make(chan *publication, maxUnacknowledged), again: make(chan struct{}, maxAgain), drain: make(chan struct{}, 1), inFlight: map[uint64]struct{}{},
+		fsync: (*os.File).Sync,
 	}
 	if err := o.load(); err != nil {
 		return nil, errors.Join(fmt.Errorf("open outbox %s: %w", config.Dir, err), lock.Close())
@@ -161,14 +132,13 @@ func (o *Outbox) loadSegment(path string) error {
 	if err != nil {
 		return fmt.Errorf("segment %s: %w", name, err)
 	}
-	s := &segment{path: path, first: first, pending: map[uint64]struct{}{}}
+	s := &segment{path: path, first: first}
 	walked, err := frames(path, func(payload []byte) error {
 		sequence := labelOf(payload).sequence
 		if s.last == 0 {
 			o.confirmed.began(sequence, time.UnixMilli(gjson.GetBytes(payload, "occurred_at").Time().UnixMilli()))
 		}
 		s.hold(sequence)
-		s.pending[sequence] = struct{}{}
 		return nil
 	})
 	if err != nil {
@@ -214,127 +184,8 @@ func producerID(dir string) (string, error) {
 	return id, writeDurably(path, []byte(id+"\n"))
 }
 
-// writeDurably makes a file whole or not at all, also when the machine fails meanwhile.
-func writeDurably(path string, data []byte) error {
-	temporary, err := os.Create(path + ".new")
-	if err != nil {
-		return err
-	}
-	_, err = temporary.Write(data)
-	if err := errors.Join(err, temporary.Sync(), temporary.Close()); err != nil {
-		return err
-	}
-	if err := os.Rename(temporary.Name(), path); err != nil {
-		return err
-	}
-	return syncFolder(filepath.Dir(path))
-}
-
 // Producer is the gateway's id in events: it names the sequence.
 func (o *Outbox) Producer() string { return o.producer }
-
-// Record appends the event and returns when it is durable: the stream has acknowledged it, or else this folder has been
-// synced. It numbers the event and sets its producer. An error means that neither was possible; the event may still arrive.
-func (o *Outbox) Record(ctx context.Context, e *event.Event) error {
-	p, kept := o.put(e, true)
-	if p != nil && o.awaitAck(ctx, p) {
-		return nil
-	}
-	if kept != nil {
-		return fmt.Errorf("record %s: no ack from the stream, and the outbox refused it: %w", e.ID, kept)
-	}
-	if err := o.sync(); err != nil {
-		return fmt.Errorf("record %s: no ack from the stream, and the outbox cannot be synced: %w", e.ID, err)
-	}
-	o.metrics.events.WithLabelValues(string(e.Kind), "spooled").Inc()
-	return nil
-}
-
-// Append keeps and publishes the event without waiting for either to be durable; a background sync follows. Where it cannot
-// be appended, it waits for the stream's acknowledgement instead. An error means that there was none either, and nobody
-// will publish the event again.
-func (o *Outbox) Append(e *event.Event) error {
-	p, kept := o.put(e, false)
-	if kept != nil {
-		if p != nil && o.awaitAck(context.Background(), p) {
-			return nil
-		}
-		return fmt.Errorf("append %s: %w", e.ID, kept)
-	}
-	if p == nil {
-		o.metrics.events.WithLabelValues(string(e.Kind), "spooled").Inc()
-	}
-	return nil
-}
-
-// put numbers, encodes, appends and queues the event for publication. p is nil when it cannot be published now; err says
-// why the event is not in a segment. The sender of a publication that is waited for, or that is all there is of the event,
-// must await it.
-func (o *Outbox) put(e *event.Event, awaited bool) (p *publication, err error) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	if o.closed {
-		return nil, errors.New("outbox is closed")
-	}
-	// What no settler can read must not take a number, nor stand in the way of what comes after it.
-	if err := e.Check(); err != nil {
-		return nil, err
-	}
-	e.Producer, e.Sequence = o.producer, o.sequence+1
-	data, err := e.Encode()
-	if err != nil {
-		return nil, err
-	}
-	if len(data) > maxEvent {
-		return nil, fmt.Errorf("event of %d bytes is larger than the stream takes (%d)", len(data), maxEvent)
-	}
-	if err := o.appendLocked(e.Sequence, data, awaited); err != nil {
-		return o.queueUnkeptLocked(e, data), err
-	}
-	o.sequence++
-	return o.queueLocked(e, data, awaited), nil
-}
-
-func (o *Outbox) appendLocked(sequence uint64, data []byte, awaited bool) error {
-	room := o.config.MaxBytes - o.bytes
-	if awaited {
-		room -= o.config.MaxBytes / 16
-	}
-	if int64(headerSize+len(data)) > room {
-		return errFull
-	}
-	current, err := o.currentLocked(sequence)
-	if err != nil {
-		return err
-	}
-	before := current.size
-	if err := current.append(sequence, data); err != nil {
-		return err
-	}
-	o.bytes += current.size - before
-	o.confirmed.began(sequence, time.Now())
-	o.dirty = true
-	o.metrics.spool.Inc()
-	o.metrics.bytes.Set(float64(o.bytes))
-	return nil
-}
-
-func (o *Outbox) currentLocked(next uint64) (*segment, error) {
-	if n := len(o.segments); n > 0 && o.segments[n-1].file != nil && !o.segments[n-1].sealed {
-		current := o.segments[n-1]
-		if current.size < o.config.SegmentBytes {
-			return current, nil
-		}
-		current.sealed = true
-	}
-	created, err := createSegment(o.config.Dir, next)
-	if err != nil {
-		return nil, err
-	}
-	o.segments = append(o.segments, created)
-	o.created = true
-	return created, nil
-}
 
 func (o *Outbox) acknowledged(sequence uint64, kind event.Kind) {
 	o.metrics.events.WithLabelValues(string(kind), "acknowledged").Inc()
@@ -342,15 +193,19 @@ func (o *Outbox) acknowledged(sequence uint64, kind event.Kind) {
 	defer o.mu.Unlock()
 	delete(o.inFlight, sequence)
 	o.confirmed.acknowledged(sequence)
-	for i := len(o.segments) - 1; i >= 0; i-- {
-		if s := o.segments[i]; sequence >= s.first {
-			if _, ok := s.pending[sequence]; ok {
-				delete(s.pending, sequence)
-				o.metrics.spool.Dec()
-			}
-			return
-		}
+	o.acked, o.away = time.Now(), false
+	if s := o.segmentLocked(sequence); s != nil && s.pending.remove(sequence) {
+		o.metrics.spool.Dec()
 	}
+}
+
+// segmentLocked is the segment that has the event if any has.
+func (o *Outbox) segmentLocked(sequence uint64) *segment {
+	i := sort.Search(len(o.segments), func(i int) bool { return o.segments[i].first > sequence })
+	if i == 0 {
+		return nil
+	}
+	return o.segments[i-1]
 }
 
 func (o *Outbox) unacknowledged(sequence uint64) {

@@ -66,20 +66,24 @@ func (o *Outbox) queueUnkeptLocked(e *event.Event, data []byte) *publication {
 	return p
 }
 
-// awaitAck waits until the stream has acknowledged the publication, for as long as the configuration allows.
+// awaitAck waits until the stream has acknowledged the publication, for as long as the configuration allows. What is there
+// already counts, however late it is looked at.
 func (o *Outbox) awaitAck(ctx context.Context, p *publication) bool {
 	timer := time.NewTimer(time.Until(p.deadline))
 	defer timer.Stop()
 	select {
 	case <-p.sent:
-	case <-timer.C:
-		o.unacknowledged(p.sequence)
-		return false
-	case <-ctx.Done():
-		o.unacknowledged(p.sequence)
-		return false
+		return o.settle(ctx, p, timer)
+	default:
 	}
-	return o.settle(ctx, p, timer)
+	select {
+	case <-p.sent:
+		return o.settle(ctx, p, timer)
+	case <-timer.C:
+	case <-ctx.Done():
+	}
+	o.unacknowledged(p.sequence)
+	return false
 }
 
 // settle waits for the answer to a publication that was sent, and notes it.
@@ -87,18 +91,28 @@ func (o *Outbox) settle(ctx context.Context, p *publication, timer *time.Timer) 
 	if p.slot != nil {
 		defer func() { <-p.slot }()
 	}
-	if p.future != nil {
-		select {
-		case <-p.future.Ok():
-			o.acknowledged(p.sequence, p.kind)
-			return true
-		case err := <-p.future.Err():
-			o.log.Debug("publication failed", "sequence", p.sequence, "error", err)
-		case <-timer.C:
-		case <-ctx.Done():
-		}
+	if p.future != nil && o.answered(ctx, p, timer) {
+		o.acknowledged(p.sequence, p.kind)
+		return true
 	}
 	o.unacknowledged(p.sequence)
+	return false
+}
+
+func (o *Outbox) answered(ctx context.Context, p *publication, timer *time.Timer) bool {
+	select {
+	case <-p.future.Ok():
+		return true
+	default:
+	}
+	select {
+	case <-p.future.Ok():
+		return true
+	case err := <-p.future.Err():
+		o.log.Debug("publication failed", "sequence", p.sequence, "error", err)
+	case <-timer.C:
+	case <-ctx.Done():
+	}
 	return false
 }
 

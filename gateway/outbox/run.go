@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"syscall"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -17,7 +16,7 @@ func (o *Outbox) Pending() int {
 	defer o.mu.Unlock()
 	n := 0
 	for _, s := range o.segments {
-		n += len(s.pending)
+		n += s.pending.count()
 	}
 	return n
 }
@@ -35,24 +34,6 @@ func (o *Outbox) Run(ctx context.Context) error {
 		return nil
 	}
 	return err
-}
-
-// keep syncs appended events and removes confirmed segments.
-func (o *Outbox) keep(ctx context.Context) error {
-	ticker := time.NewTicker(o.config.SyncEvery)
-	defer ticker.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-ticker.C:
-		}
-		if err := o.sync(); err != nil {
-			o.log.Error("outbox cannot be synced", "error", err)
-		}
-		o.removeConfirmed()
-		o.metrics.oldest.Set(o.oldest().Seconds())
-	}
 }
 
 // drainLoop publishes again what has no acknowledgement: at the start, after a failure, and every second while any is left.
@@ -98,14 +79,26 @@ func (o *Outbox) undelivered() []string {
 	defer o.mu.Unlock()
 	var paths []string
 	for _, s := range o.segments {
-		for sequence := range s.pending {
+		if o.idleLocked(s) {
+			paths = append(paths, s.path)
+		}
+	}
+	if len(paths) == 0 {
+		o.away = false // with nothing to try the stream with, the next event is what tries it
+	}
+	return paths
+}
+
+// idleLocked tells whether the segment has a pending event that is not in flight.
+func (o *Outbox) idleLocked(s *segment) bool {
+	for _, run := range s.pending {
+		for sequence := run.From; sequence < run.Until; sequence++ {
 			if _, ok := o.inFlight[sequence]; !ok {
-				paths = append(paths, s.path)
-				break
+				return true
 			}
 		}
 	}
-	return paths
+	return false
 }
 
 // maxAgain is how many repeated publications may wait for the stream at once: few enough that even a slow one acknowledges
@@ -145,13 +138,12 @@ func (o *Outbox) take(sequence uint64) bool {
 	if _, ok := o.inFlight[sequence]; ok {
 		return false
 	}
-	for _, s := range o.segments {
-		if _, ok := s.pending[sequence]; ok {
-			o.inFlight[sequence] = struct{}{}
-			return true
-		}
+	s := o.segmentLocked(sequence)
+	if s == nil || !s.pending.has(sequence) {
+		return false
 	}
-	return false
+	o.inFlight[sequence] = struct{}{}
+	return true
 }
 
 func (o *Outbox) release(sequence uint64) {
@@ -176,76 +168,4 @@ func (o *Outbox) Flush(ctx context.Context) error {
 		}
 	}
 	return nil
-}
-
-// sync makes every event appended so far durable on this machine's disk.
-func (o *Outbox) sync() error {
-	o.syncing.Lock()
-	defer o.syncing.Unlock()
-	open, created := o.unsynced()
-	var problems []error
-	for _, f := range open {
-		problems = append(problems, f.sync())
-	}
-	if created {
-		problems = append(problems, syncFolder(o.config.Dir))
-	}
-	err := errors.Join(problems...)
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	if err != nil {
-		o.dirty, o.created = true, o.created || created
-		return err
-	}
-	for _, f := range open {
-		if f.sealed {
-			f.segment.file = nil
-		}
-	}
-	return nil
-}
-
-// openFile is a segment's file as it was when a sync began.
-type openFile struct {
-	segment *segment
-	file    *os.File
-	sealed  bool
-}
-
-// sync closes a sealed file, too; one that an earlier attempt has closed was synced by it.
-func (f openFile) sync() error {
-	err := f.file.Sync()
-	if err == nil && f.sealed {
-		err = f.file.Close()
-	}
-	if errors.Is(err, os.ErrClosed) {
-		return nil
-	}
-	return err
-}
-
-// unsynced lists the files to sync, and tells whether the folder has a new one.
-func (o *Outbox) unsynced() (open []openFile, created bool) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	for i := len(o.segments) - 1; i >= 0 && o.segments[i].file != nil; i-- {
-		if s := o.segments[i]; o.dirty || s.sealed {
-			open = append(open, openFile{s, s.file, s.sealed})
-		}
-	}
-	created = o.created
-	o.dirty, o.created = false, false
-	return open, created
-}
-
-// Close syncs and closes the open segments and gives the folder free. Run must have ended; later events are refused.
-func (o *Outbox) Close() error {
-	o.mu.Lock()
-	o.closed = true
-	if n := len(o.segments); n > 0 {
-		o.segments[n-1].sealed = true
-	}
-	o.mu.Unlock()
-	// Unlocked by hand: a child process that was just being started has the lock, too, until it runs.
-	return errors.Join(o.sync(), o.unkept.file.Close(), syscall.Flock(int(o.lock.Fd()), syscall.LOCK_UN), o.lock.Close())
 }

@@ -29,12 +29,15 @@ var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 type segment struct {
 	path    string
 	first   uint64
-	last    uint64              // 0 while empty
-	held    []event.Span        // the sequences of its frames
-	pending map[uint64]struct{} // appended, not acknowledged by the stream
-	file    *os.File            // nil when it is synced and closed
-	sealed  bool                // not written to any more; the next sync closes it
+	last    uint64   // 0 while empty
+	held    spans    // the sequences of its frames
+	pending spans    // of these, what the stream has not acknowledged
+	file    *os.File // nil when it is synced and closed
+	sealed  bool     // not written to any more; the next sync closes it
 	size    int64
+	tail    []byte // its last bytes, that no sync has covered yet
+	failed  bool   // a sync failed: what it was to write may be gone from memory, and the next one must write it again
+	stuck   bool   // its removal failed, and that was said
 }
 
 func segmentPath(dir string, first uint64) string {
@@ -47,37 +50,58 @@ func createSegment(dir string, first uint64) (*segment, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &segment{path: path, first: first, pending: map[uint64]struct{}{}, file: file}, nil
+	return &segment{path: path, first: first, file: file}, nil
 }
 
 // append writes one frame. A write that fails halfway is taken back, so that later frames stay readable; when even that
 // fails the segment is sealed.
 func (s *segment) append(sequence uint64, payload []byte) error {
-	frame := make([]byte, headerSize+len(payload))
-	binary.LittleEndian.PutUint32(frame, uint32(len(payload)))
-	binary.LittleEndian.PutUint32(frame[4:], crc32.Checksum(payload, castagnoli))
-	copy(frame[headerSize:], payload)
-	if _, err := s.file.WriteAt(frame, s.size); err != nil {
+	start := len(s.tail)
+	s.tail = binary.LittleEndian.AppendUint32(s.tail, uint32(len(payload)))
+	s.tail = binary.LittleEndian.AppendUint32(s.tail, crc32.Checksum(payload, castagnoli))
+	s.tail = append(s.tail, payload...)
+	if _, err := s.file.WriteAt(s.tail[start:], s.size); err != nil {
+		s.tail = s.tail[:start]
 		if undo := s.file.Truncate(s.size); undo != nil {
 			s.sealed = true
 			err = errors.Join(err, undo)
 		}
 		return err
 	}
-	s.size += int64(len(frame))
+	s.size += int64(len(s.tail) - start)
 	s.hold(sequence)
-	s.pending[sequence] = struct{}{}
 	return nil
 }
 
-// hold notes that the file has the event.
+// hold notes that the file has the event and the stream may not.
 func (s *segment) hold(sequence uint64) {
 	s.last = max(s.last, sequence)
-	if n := len(s.held); n > 0 && s.held[n-1].Until == sequence {
-		s.held[n-1].Until++
-		return
+	s.held.add(sequence)
+	s.pending.add(sequence)
+}
+
+// rewrite writes again what a failed sync has left unsure: after a failure the system may take it for written.
+func (s *segment) rewrite() error {
+	if !s.failed {
+		return nil
 	}
-	s.held = append(s.held, event.Span{From: sequence, Until: sequence + 1})
+	if _, err := s.file.WriteAt(s.tail, s.size-int64(len(s.tail))); err != nil {
+		return err
+	}
+	s.failed = false
+	return nil
+}
+
+// keptTail is how much memory a segment keeps for its tail between syncs.
+const keptTail = 1 << 20
+
+// synced notes that what the file had when it was size bytes long is on disk.
+func (s *segment) synced(size int64) {
+	rest := s.tail[int64(len(s.tail))-(s.size-size):]
+	if cap(s.tail) > keptTail {
+		s.tail = nil
+	}
+	s.tail = append(s.tail[:0], rest...)
 }
 
 // walk is what frames saw of a file.
@@ -144,14 +168,6 @@ func labelOf(payload []byte) label {
 		App: gjson.GetBytes(payload, "app").String(), Sequence: gjson.GetBytes(payload, "sequence").Uint(),
 	}
 	return label{e.Sequence, e.Kind, e.Subject(), e.ID}
-}
-
-func syncFolder(dir string) error {
-	folder, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	return errors.Join(folder.Sync(), folder.Close())
 }
 
 // unkeptMark is a file with the highest number of an event that was published although no segment could take it. The file
