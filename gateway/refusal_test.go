@@ -172,7 +172,7 @@ func TestRefusals(t *testing.T) {
 		"unpriced":         {callerSecret, "POST", chatPath, `{"model":"unpriced","messages":[]}`, 403, "UNPRICED_MODEL", "unpriced_model"},
 		"too large":        {callerSecret, "POST", chatPath, chat, 413, "REQUEST_TOO_LARGE", "request_too_large"},
 		"body too large":   {callerSecret, "POST", chatPath, spaces, 413, "BODY_TOO_LARGE", "request_too_large"},
-		"unknown route":    {callerSecret, "POST", "/v1/responses", chat, 404, "UNKNOWN_ROUTE", "unknown_url"},
+		"unknown route":    {callerSecret, "POST", "/v1/assistants", chat, 404, "UNKNOWN_ROUTE", "unknown_url"},
 		"slash at the end": {callerSecret, "POST", chatPath + "/", chat, 404, "UNKNOWN_ROUTE", "unknown_url"},
 		"wrong method":     {callerSecret, "GET", chatPath, "", 404, "UNKNOWN_ROUTE", "unknown_url"},
 		"options":          {callerSecret, "OPTIONS", chatPath, "", 404, "UNKNOWN_ROUTE", "unknown_url"},

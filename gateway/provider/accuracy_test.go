@@ -23,13 +23,13 @@ type answered struct {
 	Status                           int
 }
 
-var recordedEndpoints = map[string]Endpoint{"openai-chat": Chat, "openai-embeddings": Embeddings, "anthropic-messages": Messages}
+var recordedEndpoints = map[string]Endpoint{"openai-chat": Chat, "openai-embeddings": Embeddings, "openai-responses": Responses, "anthropic-messages": Messages}
 
 // input is what the provider says that it read, 0 where it does not say.
 func (x *answered) input() int64 {
 	n := int64(0)
 	read := func(body gjson.Result) {
-		for _, path := range []string{"usage", "x_groq.usage", "message.usage"} {
+		for _, path := range []string{"usage", "x_groq.usage", "message.usage", "response.usage"} {
 			sum := int64(0)
 			for _, field := range []string{"prompt_tokens", "input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens"} {
 				sum += body.Get(path + "." + field).Int()
@@ -53,17 +53,22 @@ func (x *answered) input() int64 {
 func (x *answered) kind() string {
 	body := string(x.Request)
 	switch {
-	case serverToolName.MatchString(body) || strings.Contains(body, `"mcp_servers"`) || strings.Contains(body, `"models"`) || strings.Contains(body, `"openrouter:`):
+	case serverToolName.MatchString(body) || hostedTool.MatchString(body) || strings.Contains(body, `"mcp_servers"`) || strings.Contains(body, `"models"`) || strings.Contains(body, `"openrouter:`):
 		return "provider's own tools"
 	case strings.Contains(body, `"file_id"`) || strings.Contains(body, `"file_data"`) || strings.Contains(body, `"document"`) ||
 		strings.Contains(body, `"url": "http`) || strings.Contains(body, `"url":"http`):
 		return "files and far images"
+	case x.Protocol == "openai-responses":
+		return "responses"
 	case strings.Contains(body, `"tools"`):
 		return "tools"
 	default:
 		return "text"
 	}
 }
+
+// hostedTool is what stands for tools that OpenAI runs itself, or for a conversation that it has stored.
+var hostedTool = regexp.MustCompile(`"type": ?"(web_search|file_search|code_interpreter|mcp|image_generation|tool_search|computer)|"(previous_response_id|conversation)": ?"`)
 
 var serverToolName = regexp.MustCompile(`"type": ?"[a-z0-9_]+_20\d{6}"`)
 
@@ -137,6 +142,12 @@ func TestAccuracyOnRecordedExchanges(t *testing.T) {
 		a := groups[kind]
 		require.GreaterOrEqual(t, a.raw[0], 0.97, kind)
 		require.LessOrEqual(t, a.held[len(a.held)*95/100], 1.25, kind)
+	}
+	for _, kind := range []string{"responses, counted", "responses, guessed"} {
+		a := groups[kind]
+		require.GreaterOrEqual(t, a.held[0], 0.57, kind) // one of early days
+		require.GreaterOrEqual(t, a.held[len(a.held)/10], 0.97, kind)
+		require.LessOrEqual(t, a.held[len(a.held)*95/100], 3.5, kind)
 	}
 	for _, kind := range []string{"text, guessed", "tools, guessed"} {
 		a := groups[kind]

@@ -183,6 +183,8 @@ type anthropicMeter struct {
 	final bool // the final figures have come
 }
 
+func newAnthropicMeter() meter { return &anthropicMeter{} }
+
 func (m *anthropicMeter) event(data []byte, a *Answer) (withhold, last bool) {
 	switch gjson.GetBytes(data, "type").Str {
 	case "content_block_delta":

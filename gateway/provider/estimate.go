@@ -40,17 +40,9 @@ func (r *Request) Estimate(model string) Estimate {
 	return e
 }
 
-// inputs adds up a request's input, by the path of its endpoint.
-var inputs = map[string]func(e *estimator, found map[string]gjson.Result){
-	Chat.Path:        (*estimator).chat,
-	Completions.Path: (*estimator).completions,
-	Embeddings.Path:  (*estimator).embeddings,
-	Messages.Path:    (*estimator).messages,
-}
-
 func estimateInput(endpoint Endpoint, model string, found map[string]gjson.Result) (input ledger.Tokens, exact bool) {
 	e := newEstimator(model)
-	if add := inputs[endpoint.Path]; add != nil {
+	if add := apis[endpoint.Path].input; add != nil {
 		add(e, found)
 	}
 	return max(1, e.tokens()), e.rough == 0

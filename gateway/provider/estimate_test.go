@@ -255,7 +255,7 @@ func FuzzEstimate(f *testing.F) {
 		// Text can make the word before it a single token. All before that word stays.
 		require.GreaterOrEqual(t, after+lastWord(model, text), before, "%q and %q", text, more)
 		for _, field := range []string{"tools", "response_format", "messages", "system"} {
-			for endpoint := range inputs {
+			for endpoint := range apis {
 				input, _ := estimateInput(Endpoint{Path: endpoint}, model, map[string]gjson.Result{field: parsed(text)})
 				require.Positive(t, input)
 			}

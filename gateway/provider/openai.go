@@ -139,15 +139,20 @@ type Reading struct {
 	State ledger.UsageState // "" when nothing was said
 }
 
-// readOpenAIUsage reads a usage object of chat completions, completions or embeddings. OpenAI's prompt tokens contain the
-// cached and audio ones, its completion tokens the reasoning and audio ones. Parts that do not fit into their total, or a
-// total that is not their sum, make the reading inconsistent: the totals are then taken without parts, and the larger
-// reading counts. Where the totals themselves are no counts, nothing was said.
+// readOpenAIUsage reads a usage object of chat completions, completions or embeddings.
 func readOpenAIUsage(usage gjson.Result) Reading {
+	return readTotals(usage, "prompt_tokens", "completion_tokens")
+}
+
+// readTotals reads a usage object whose totals contain their parts: the input what was cached, written to a cache, heard or
+// seen, the output the reasoning and what was spoken or drawn. The details stand beside each total under its name. Parts that do not fit into
+// their total, or a total that is not their sum, make the reading inconsistent: the totals are then taken without parts, and
+// the larger reading counts. Where the totals themselves are no counts, nothing was said.
+func readTotals(usage gjson.Result, input, output string) Reading {
 	if !usage.IsObject() {
 		return Reading{}
 	}
-	prompt, completion := usage.Get("prompt_tokens"), usage.Get("completion_tokens")
+	prompt, completion := usage.Get(input), usage.Get(output)
 	if !given(prompt) && !given(completion) {
 		return Reading{}
 	}
@@ -157,32 +162,47 @@ func readOpenAIUsage(usage gjson.Result) Reading {
 		return Reading{}
 	}
 	consistent := true
-	part := func(path string) ledger.Tokens {
-		n, ok := tokenCount(usage.Get(path))
+	part := func(value gjson.Result) ledger.Tokens {
+		n, ok := tokenCount(value)
 		consistent = consistent && ok
 		return n
 	}
-	cached, audioIn := part("prompt_tokens_details.cached_tokens"), part("prompt_tokens_details.audio_tokens")
-	reasoning, audioOut := part("completion_tokens_details.reasoning_tokens"), part("completion_tokens_details.audio_tokens")
+	read, made := usage.Get(input+"_details"), usage.Get(output+"_details")
+	u := ledger.Usage{
+		CachedInput:  part(firstGiven(read.Get("cached_tokens"), usage.Get("prompt_cache_hit_tokens"), usage.Get("cached_tokens"))),
+		CacheWrite5m: part(read.Get("cache_write_tokens")),
+		InputAudio:   part(read.Get("audio_tokens")),
+		InputImage:   part(read.Get("image_tokens")),
+		Reasoning:    part(made.Get("reasoning_tokens")),
+		OutputAudio:  part(made.Get("audio_tokens")),
+		OutputImage:  part(made.Get("image_tokens")),
+	}
 	total := in + out
 	if told := usage.Get("total_tokens"); given(told) {
-		total = part("total_tokens")
+		total = part(told)
 	}
-	r := Reading{
-		Usage: ledger.Usage{
-			Input: in - cached - audioIn, CachedInput: cached, InputAudio: audioIn,
-			Output: out - reasoning - audioOut, Reasoning: reasoning, OutputAudio: audioOut,
-		},
-		State: ledger.UsageReported,
+	if total == in+out+u.Reasoning {
+		out += u.Reasoning // xAI counts it apart from the completion; its total says so
 	}
+	u.Input = in - u.InputTotal()
+	u.Output = out - u.OutputTotal()
 	switch {
-	case !consistent || r.Usage.Negative() || total != in+out:
-		r.State = ledger.UsageInconsistent
-		r.Usage = ledger.Usage{Input: in, Output: max(out, total-in)}
+	case !consistent || u.Negative() || total != in+out:
+		return Reading{ledger.Usage{Input: in, Output: max(out, total-in)}, ledger.UsageInconsistent}
 	case total == 0:
-		r.State = ledger.UsageReportedZero
+		return Reading{State: ledger.UsageReportedZero}
 	}
-	return r
+	return Reading{u, ledger.UsageReported}
+}
+
+// firstGiven is the first value that is there, for figures that providers name differently.
+func firstGiven(values ...gjson.Result) gjson.Result {
+	for _, value := range values {
+		if given(value) {
+			return value
+		}
+	}
+	return gjson.Result{}
 }
 
 // maxTokens is above what any answer can have; sums of a few of it stay far from the end of int64.
@@ -217,6 +237,8 @@ var (
 // openAIMeter reads a stream of chat completions or completions. A finish reason is not the end: the usage may be missing
 // behind it.
 type openAIMeter struct{}
+
+func newOpenAIMeter() meter { return openAIMeter{} }
 
 // event withholds the usage chunk, which has no choices.
 func (openAIMeter) event(data []byte, a *Answer) (withhold, last bool) {

@@ -161,8 +161,9 @@ func FuzzParseOpenAI(f *testing.F) {
 	f.Add([]byte(`{"model":"m","prompt":["a",[1,2]],"n":3,"best_of":4,"max_tokens":1e3}`), uint8(1))
 	f.Add([]byte(`{"model":"m","input":[[1],[]]}`), uint8(2))
 	f.Add([]byte(`{"model":"m","messages":[],"stream":true,"stream_options":{"include_usage":null}}`), uint8(0))
+	f.Add([]byte(`{"model":"m","input":[{"type":"function_call","arguments":"{}"},{"role":"user","content":[{"type":"input_image"}]}],"tools":[{"type":"web_search"}]}`), uint8(3))
 	f.Fuzz(func(t *testing.T, body []byte, kind uint8) {
-		endpoint := []Endpoint{Chat, Completions, Embeddings}[kind%3]
+		endpoint := []Endpoint{Chat, Completions, Embeddings, Responses}[kind%4]
 		r, err := endpoint.Parse(body)
 		if err != nil {
 			var bad *RequestError
@@ -181,7 +182,7 @@ func FuzzParseOpenAI(f *testing.F) {
 		}
 		require.NoError(t, json.Unmarshal(sent, &after))
 		require.Equal(t, "other", after["model"])
-		if options, ok := after["stream_options"].(map[string]any); r.Stream {
+		if options, ok := after["stream_options"].(map[string]any); r.Stream && endpoint != Responses {
 			require.True(t, ok)
 			require.Equal(t, true, options["include_usage"])
 		}

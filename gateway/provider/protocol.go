@@ -5,16 +5,35 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/tidwall/gjson"
+
 	"tollgate/ledger/policy"
 )
 
-// protocol is how the providers of one kind are spoken to. Each is one file, and this table is all that the rest of the
-// package knows of them.
+// protocol is how the providers of one kind are asked.
 type protocol struct {
-	parse     func(Endpoint, []byte) (*Request, error)
-	answer    func(body []byte, a *Answer) // reads a plain answer, which is valid JSON
-	meter     func() meter                 // of one stream
+	version   string // how the paths of its routes begin; a base URL has it already
 	authorize func(header http.Header, key string)
+}
+
+var protocols = map[policy.Protocol]protocol{
+	policy.ProtocolOpenAI: {
+		version:   "/v1",
+		authorize: func(header http.Header, key string) { header.Set("Authorization", "Bearer "+key) },
+	},
+	policy.ProtocolAnthropic: {
+		version:   "/v1",
+		authorize: func(header http.Header, key string) { header.Set("X-Api-Key", key) },
+	},
+}
+
+// api is how one kind of request is read and metered. Each is one file, and this table is all that the rest of the package
+// knows of them.
+type api struct {
+	parse  func(Endpoint, []byte) (*Request, error)
+	input  func(e *estimator, found map[string]gjson.Result) // adds up a request's input
+	answer func(body []byte, a *Answer)                      // reads a plain answer, which is valid JSON
+	meter  func() meter                                      // of one stream
 }
 
 // meter learns from one stream what it used, event by event.
@@ -26,22 +45,21 @@ type meter interface {
 	close(a *Answer)
 }
 
-var protocols = map[policy.Protocol]protocol{
-	policy.ProtocolOpenAI: {
-		parse: parseOpenAI, answer: answerOpenAI, meter: func() meter { return openAIMeter{} },
-		authorize: func(header http.Header, key string) { header.Set("Authorization", "Bearer "+key) },
-	},
-	policy.ProtocolAnthropic: {
-		parse: parseAnthropic, answer: answerAnthropic, meter: func() meter { return &anthropicMeter{} },
-		authorize: func(header http.Header, key string) { header.Set("X-Api-Key", key) },
-	},
+// apis is by the path of the endpoint.
+var apis = map[string]api{
+	Chat.Path:        {parseOpenAI, (*estimator).chat, answerOpenAI, newOpenAIMeter},
+	Completions.Path: {parseOpenAI, (*estimator).completions, answerOpenAI, newOpenAIMeter},
+	Embeddings.Path:  {parseOpenAI, (*estimator).embeddings, answerOpenAI, newOpenAIMeter},
+	Responses.Path:   {parseResponses, (*estimator).responses, answerResponses, newResponsesMeter},
+	Messages.Path:    {parseAnthropic, (*estimator).messages, answerAnthropic, newAnthropicMeter},
+	CountTokens.Path: {parseAnthropic, (*estimator).messages, answerAnthropic, newAnthropicMeter},
 }
 
 // Endpoint is one route that callers use. It belongs to a protocol, the provider's and the caller's alike: nothing is
 // translated.
 type Endpoint struct {
 	Path     string
-	Kind     string // chat, completions, embeddings, messages: what limits and upstream rates tell apart
+	Kind     string // chat, completions, embeddings, …: what limits and upstream rates tell apart
 	Protocol policy.Protocol
 }
 
@@ -50,11 +68,12 @@ var (
 	Chat        = Endpoint{"/v1/chat/completions", "chat", policy.ProtocolOpenAI}
 	Completions = Endpoint{"/v1/completions", "completions", policy.ProtocolOpenAI}
 	Embeddings  = Endpoint{"/v1/embeddings", "embeddings", policy.ProtocolOpenAI}
+	Responses   = Endpoint{"/v1/responses", "responses", policy.ProtocolOpenAI}
 	Messages    = Endpoint{"/v1/messages", "messages", policy.ProtocolAnthropic}
 )
 
 // metered lists them.
-var metered = []Endpoint{Chat, Completions, Embeddings, Messages}
+var metered = []Endpoint{Chat, Completions, Embeddings, Responses, Messages}
 
 // Metered lists the metered routes.
 func Metered() []Endpoint { return slices.Clone(metered) }
@@ -75,4 +94,4 @@ var CountTokens = Endpoint{"/v1/messages/count_tokens", "messages", policy.Proto
 
 // Parse reads from a caller's body what admission and metering must know. Every error is a *RequestError. The body is kept,
 // not copied.
-func (e Endpoint) Parse(body []byte) (*Request, error) { return protocols[e.Protocol].parse(e, body) }
+func (e Endpoint) Parse(body []byte) (*Request, error) { return apis[e.Path].parse(e, body) }

@@ -46,7 +46,7 @@ func (e Endpoint) ReadAnswer(response *http.Response) ([]byte, Answer, error) {
 	body := buffer.Bytes()
 	answer := Answer{Finish: ledger.ReasonOK}
 	if wholeJSON(body) {
-		protocols[e.Protocol].answer(body, &answer)
+		apis[e.Path].answer(body, &answer)
 	}
 	return body, answer, nil
 }
@@ -87,7 +87,7 @@ type stream struct {
 // When the caller leaves and drain is set, the rest is read for its usage alone. The error wraps
 // ErrUpstreamCut when the provider broke off; the caller must then see its connection aborted.
 func (e Endpoint) RelayStream(sink Sink, body io.Reader, withhold, drain bool) (Answer, error) {
-	s := &stream{sink: sink, withhold: withhold, meter: protocols[e.Protocol].meter()}
+	s := &stream{sink: sink, withhold: withhold, meter: apis[e.Path].meter()}
 	err := s.relay(body, drain)
 	s.meter.close(&s.answer)
 	return s.answer, err

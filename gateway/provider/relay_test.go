@@ -333,17 +333,19 @@ func TestReadAnswer(t *testing.T) {
 }
 
 func FuzzRelay(f *testing.F) {
-	f.Add([]byte(mixedStream()), uint16(10), true)
-	f.Add([]byte("data: {\"usage\":{\"prompt_tokens\":1}}\r\n\r\ndata:[DONE]"), uint16(3), false)
-	f.Fuzz(func(t *testing.T, text []byte, size uint16, withhold bool) {
+	f.Add([]byte(mixedStream()), uint16(10), true, uint8(0))
+	f.Add([]byte("data: {\"usage\":{\"prompt_tokens\":1}}\r\n\r\ndata:[DONE]"), uint16(3), false, uint8(0))
+	f.Add([]byte(responseStream("completed", responseUsage)), uint16(7), true, uint8(1))
+	f.Fuzz(func(t *testing.T, text []byte, size uint16, withhold bool, kind uint8) {
+		endpoint := []Endpoint{Chat, Responses}[kind%2]
 		whole, parts := &sink{}, &sink{}
-		want, wantErr := Chat.RelayStream(whole, bytes.NewReader(text), withhold, false)
+		want, wantErr := endpoint.RelayStream(whole, bytes.NewReader(text), withhold, false)
 		var cut [][]byte
 		for rest := text; len(rest) > 0; {
 			n := min(len(rest), int(size)+1)
 			cut, rest = append(cut, rest[:n]), rest[n:]
 		}
-		got, err := Chat.RelayStream(parts, &pieces{cut, io.EOF, 0}, withhold, false)
+		got, err := endpoint.RelayStream(parts, &pieces{cut, io.EOF, 0}, withhold, false)
 		require.Equal(t, wantErr == nil, err == nil)
 		require.Equal(t, want, got)
 		require.Equal(t, whole.String(), parts.String())

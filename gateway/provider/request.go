@@ -18,6 +18,7 @@ type Request struct {
 	User       string // the end user the body names, "" when it names none
 	Stream     bool
 	UsageAsked bool           // the caller wants the usage chunk of a stream for itself
+	Previous   string         // the stored response that this one goes on from, "" for none
 	Also       []ledger.Class // what the input can be beside plain, cached and written to a cache: dearer classes
 	bound      int64          // the most tokens of one answer, 0 where the body gives none
 	choices    int64          // answers asked for, 0 where answers have no tokens

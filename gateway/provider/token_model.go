@@ -108,6 +108,7 @@ var families = []struct {
 	{"ministral", other(0, 0, otherImage)},
 	{"magistral", other(0, 0, otherImage)},
 	{"codestral", other(0, 0, otherImage)},
+	{"deepseek", other(4, 220, otherImage)},
 	{"llama-4", other(0, 650, llamaImage)},
 	{"llama-3", other(36, 50, otherImage)},
 }

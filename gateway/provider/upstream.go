@@ -82,7 +82,7 @@ func (u *Upstream) Send(ctx context.Context, path string, header http.Header, bo
 	ctx = httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{
 		WroteHeaders: func() { wrote.Store(true) },
 	})
-	url := u.BaseURL + strings.TrimPrefix(path, "/v1")
+	url := u.BaseURL + strings.TrimPrefix(path, u.speaks.version)
 	request, err := http.NewRequestWithContext(ctx, http.MethodPost, url, bytes.NewReader(body))
 	if err != nil {
 		return nil, &SendError{Err: fmt.Errorf("provider %s: %w", u.Name, err)}
