@@ -98,7 +98,7 @@ func path(target string) []string {
 // to out. It errors when a part cannot be run, when the ledger breaks an invariant afterwards, or when ctx ends; requests that
 // failed are in the points.
 func Gateway(ctx context.Context, o Options, out io.Writer) (result *Result, err error) {
-	raw, err := openRaw(o.Raw)
+	raw, err := openRaw(o.Raw, gatewayHeader)
 	if err != nil {
 		return nil, err
 	}

@@ -9,14 +9,14 @@ import (
 	"strconv"
 )
 
-// raw keeps every request, so that a run can be looked at again: a gzipped CSV file with a header. nil keeps nothing.
+// raw keeps every single measurement, so that a run can be looked at again: a gzipped CSV file with a header. nil keeps nothing.
 type raw struct {
 	file   *os.File
 	zip    *gzip.Writer
 	buffer *bufio.Writer
 }
 
-func openRaw(path string) (*raw, error) {
+func openRaw(path, header string) (*raw, error) {
 	if path == "" {
 		return nil, nil
 	}
@@ -26,9 +26,12 @@ func openRaw(path string) (*raw, error) {
 	}
 	zip := gzip.NewWriter(file)
 	r := &raw{file: file, zip: zip, buffer: bufio.NewWriter(zip)}
-	_, err = r.buffer.WriteString("target,streamed,upstream_ms,connections,start_us,first_us,end_us,failed\n")
+	_, err = r.buffer.WriteString(header + "\n")
 	return r, err
 }
+
+// gatewayHeader names the columns of write.
+const gatewayHeader = "target,streamed,upstream_ms,connections,start_us,first_us,end_us,failed"
 
 // write adds the requests of one point; their times are microseconds since its start.
 func (r *raw) write(target string, l Load, operations []operation) error {

@@ -99,7 +99,7 @@ func TestValidate(t *testing.T) {
 func TestRawKeepsEveryRequest(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "raw.csv.gz")
-	r, err := openRaw(path)
+	r, err := openRaw(path, gatewayHeader)
 	require.NoError(t, err)
 	op := operation{start: time.Millisecond, first: 2 * time.Millisecond, end: 3 * time.Millisecond, failed: true}
 	require.NoError(t, r.write(TargetProxy, Load{Streamed: true, Upstream: 50 * time.Millisecond, Connections: 16}, []operation{op, op}))

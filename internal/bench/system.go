@@ -46,6 +46,7 @@ type system struct {
 	own     map[string]*child.Process
 	stops   []func(context.Context) error
 
+	postgres *services.Postgres
 	store    *pg.Store
 	nc       *nats.Conn
 	js       jetstream.JetStream
@@ -57,9 +58,23 @@ type system struct {
 	databaseURL, redisURL, nats string
 }
 
+// A step starts a part.
+type step = func(*system, context.Context, Options) error
+
+// servers are what every other part needs.
+var servers = []step{(*system).startPostgres, (*system).startRedis, (*system).startNATS}
+
 // start starts everything, the bare proxy only where it is wanted, with gateways that follow the policy; on an error what has
 // been started is stopped again.
-func start(ctx context.Context, o Options, policy []byte, proxy bool) (s *system, err error) {
+func start(ctx context.Context, o Options, policy []byte, proxy bool) (*system, error) {
+	steps := append(slices.Clone(servers), (*system).startSim)
+	if proxy {
+		steps = append(steps, (*system).startProxy)
+	}
+	return startSteps(ctx, o, policy, append(steps, (*system).makeKeys, (*system).startSettler, (*system).startGateway))
+}
+
+func startSteps(ctx context.Context, o Options, policy []byte, steps []step) (s *system, err error) {
 	s = &system{
 		policy: policy, pids: map[string]int{partLoad: os.Getpid()}, own: map[string]*child.Process{}, env: environment(),
 		admin: map[string]string{}, debug: map[string]string{},
@@ -76,12 +91,8 @@ func start(ctx context.Context, o Options, policy []byte, proxy bool) (s *system
 		return s, err
 	}
 	s.onStop(func(context.Context) error { return os.RemoveAll(s.dir) })
-	steps := []func(context.Context, Options) error{s.startPostgres, s.startRedis, s.startNATS, s.startSim}
-	if proxy {
-		steps = append(steps, s.startProxy)
-	}
-	for _, step := range append(steps, s.makeKeys, s.startSettler, s.startGateway) {
-		if err := step(ctx, o); err != nil {
+	for _, step := range steps {
+		if err := step(s, ctx, o); err != nil {
 			return s, err
 		}
 	}
@@ -116,19 +127,26 @@ func (s *system) startPostgres(ctx context.Context, _ Options) error {
 		return err
 	}
 	s.onStop(p.Stop)
-	s.pids[partPostgres] = p.PID()
-	if err := p.CreateDatabase(ctx, database); err != nil {
+	s.pids[partPostgres], s.postgres = p.PID(), p
+	return s.openLedger(ctx, database)
+}
+
+// openLedger makes an empty ledger in a database of its own, for the parts that are started from now on.
+func (s *system) openLedger(ctx context.Context, name string) error {
+	if err := s.postgres.CreateDatabase(ctx, name); err != nil {
 		return err
 	}
-	s.databaseURL = p.URL(database)
+	s.databaseURL = s.postgres.URL(name)
 	if err := migrations.Up(ctx, s.databaseURL); err != nil {
 		return err
 	}
-	if s.store, err = pg.Open(ctx, s.databaseURL, 2); err != nil {
+	store, err := pg.Open(ctx, s.databaseURL, 2)
+	if err != nil {
 		return err
 	}
+	s.store = store
 	s.onStop(func(context.Context) error {
-		s.store.Close()
+		store.Close()
 		return nil
 	})
 	return nil
@@ -220,8 +238,12 @@ func (s *system) makeKeys(ctx context.Context, o Options) error {
 }
 
 func (s *system) startSettler(ctx context.Context, o Options) error {
+	return s.addSettler(ctx, o, partSettler)
+}
+
+func (s *system) addSettler(ctx context.Context, o Options, part string) error {
 	env := []string{"DATABASE_URL=" + s.databaseURL, "REDIS_URL=" + s.redisURL, "NATS_URL=" + s.nats}
-	return s.startService(ctx, o, partSettler, env, "settler")
+	return s.startService(ctx, o, part, env, "settler")
 }
 
 func (s *system) startGateway(ctx context.Context, o Options) (err error) {
@@ -287,6 +309,14 @@ func (s *system) run(part string, env []string, args ...string) error {
 	s.onStop(func(ctx context.Context) error { return p.Stop(ctx, stopGrace, syscall.SIGTERM) })
 	s.pids[part], s.own[part] = p.PID(), p
 	return nil
+}
+
+// end stops a part that run has started, and forgets it.
+func (s *system) end(ctx context.Context, part string) error {
+	err := s.own[part].Stop(ctx, stopGrace, syscall.SIGTERM)
+	delete(s.pids, part)
+	delete(s.own, part)
+	return err
 }
 
 // await asks a starting part until it answers or ends.
