@@ -19,6 +19,7 @@ type metrics struct {
 	upstreamSeconds  prometheus.Histogram
 	firstToken       prometheus.Histogram
 	tokens           *prometheus.CounterVec
+	toolCalls        *prometheus.CounterVec
 	cost             *prometheus.CounterVec
 	passed           *prometheus.CounterVec
 	degraded         *prometheus.GaugeVec
@@ -44,6 +45,9 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 		tokens: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "tollgate_tokens_total", Help: "Tokens used, by class.",
 		}, []string{"provider", "model", "class"}),
+		toolCalls: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "tollgate_tool_calls_total", Help: "Calls of tools that providers run and bill by the call.",
+		}, []string{"provider", "model", "tool"}),
 		cost: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "tollgate_cost_usd_total", Help: "Cost of what was used, in dollars. The ledger has it exactly.",
 		}, []string{"provider", "model"}),
@@ -58,7 +62,7 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 			Help: "Requests admitted within 5 s after a budget's window began, by the window's period.",
 		}, []string{"period"}),
 	}
-	reg.MustRegister(m.decisions, m.upstreamRequests, m.upstreamSeconds, m.firstToken, m.tokens, m.cost, m.passed, m.degraded, m.windowTurn)
+	reg.MustRegister(m.decisions, m.upstreamRequests, m.upstreamSeconds, m.firstToken, m.tokens, m.toolCalls, m.cost, m.passed, m.degraded, m.windowTurn)
 	m.begin()
 	return m
 }
@@ -136,6 +140,11 @@ func (m *metrics) used(provider, model string, o *event.Outcome) {
 	for _, c := range o.Usage.Classes() {
 		if c.Tokens > 0 {
 			m.tokens.WithLabelValues(provider, model, string(c.Class)).Add(float64(c.Tokens))
+		}
+	}
+	for _, c := range o.Usage.Calls.Classes() {
+		if c.Calls > 0 {
+			m.toolCalls.WithLabelValues(provider, model, string(c.Class)).Add(float64(c.Calls))
 		}
 	}
 	m.cost.WithLabelValues(provider, model).Add(float64(o.Cost) / 1e9)

@@ -41,8 +41,8 @@ func (x *exchange) release(r *event.Release) {
 func (x *exchange) used(answer provider.Answer, status int, output ledger.Tokens) {
 	res := x.verdict.Reservation
 	o := &event.Outcome{
-		ModelServed: answer.Model, Usage: answer.Usage, UsageState: answer.State, Status: status, UpstreamID: answer.UpstreamID,
-		Finish: answer.Finish, FirstByteMS: x.firstByte.Milliseconds(), DurationMS: time.Since(x.start).Milliseconds(),
+		ModelServed: answer.Model, Usage: answer.Usage, UsageState: answer.State, ServiceTier: answer.Tier, Status: status,
+		UpstreamID: answer.UpstreamID, Finish: answer.Finish, FirstByteMS: x.firstByte.Milliseconds(), DurationMS: time.Since(x.start).Milliseconds(),
 	}
 	if o.ModelServed == "" {
 		o.ModelServed = res.Model

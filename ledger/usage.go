@@ -1,40 +1,73 @@
 package ledger
 
-// Usage is the tokens of one provider answer, normalised to classes that never overlap: a token is counted in exactly one
-// field, whatever the provider's own fields include. Per-call tools are counted apart because they are no tokens.
+// Usage is what one provider answer used, normalised to classes that never overlap: a token is counted in exactly one field,
+// whatever the provider's own fields include. What is billed by the call is counted apart, in Calls, because it is no tokens.
 type Usage struct {
-	Input        Tokens `json:"input,omitempty"`          // text input, neither cached nor written to a cache
-	CachedInput  Tokens `json:"cached_input,omitempty"`   // read from the provider's cache
-	CacheWrite5m Tokens `json:"cache_write_5m,omitempty"` // written to a cache that lives five minutes, or the provider's default
-	CacheWrite1h Tokens `json:"cache_write_1h,omitempty"` // written to a cache that lives an hour
-	InputAudio   Tokens `json:"input_audio,omitempty"`
-	InputImage   Tokens `json:"input_image,omitempty"`
-	Output       Tokens `json:"output,omitempty"` // visible text
-	Reasoning    Tokens `json:"reasoning,omitempty"`
-	OutputAudio  Tokens `json:"output_audio,omitempty"`
-	OutputImage  Tokens `json:"output_image,omitempty"`
+	Input            Tokens `json:"input,omitempty"`          // text input, neither cached nor written to a cache
+	CachedInput      Tokens `json:"cached_input,omitempty"`   // read from the provider's cache: text, and what is not told apart
+	CacheWrite5m     Tokens `json:"cache_write_5m,omitempty"` // written to a cache that lives five minutes, or the provider's default
+	CacheWrite1h     Tokens `json:"cache_write_1h,omitempty"` // written to a cache that lives an hour
+	InputAudio       Tokens `json:"input_audio,omitempty"`
+	InputImage       Tokens `json:"input_image,omitempty"`
+	InputVideo       Tokens `json:"input_video,omitempty"`
+	CachedInputAudio Tokens `json:"cached_input_audio,omitempty"` // audio read from the provider's cache
+	CachedInputImage Tokens `json:"cached_input_image,omitempty"` // images read from the provider's cache
+	Output           Tokens `json:"output,omitempty"`             // visible text
+	Reasoning        Tokens `json:"reasoning,omitempty"`
+	OutputAudio      Tokens `json:"output_audio,omitempty"`
+	OutputImage      Tokens `json:"output_image,omitempty"`
+	OutputVideo      Tokens `json:"output_video,omitempty"`
+	Calls            Calls  `json:"calls,omitzero"`
 }
 
-// Class names one field of Usage in price rows, events and metrics.
+// Calls counts the tools that the provider ran for one answer and bills by the call, whatever they put into its tokens.
+type Calls struct {
+	WebSearch       int64 `json:"web_search,omitempty"`       // searches, as the provider counts them
+	FileSearch      int64 `json:"file_search,omitempty"`      // queries to files stored with the provider
+	CodeInterpreter int64 `json:"code_interpreter,omitempty"` // containers that ran code
+}
+
+// Class names one field of Usage, or of its Calls, in price rows, events and metrics.
 type Class string
 
 // The token classes, in the order of Usage's fields.
 const (
-	ClassInput        Class = "input"
-	ClassCachedInput  Class = "cached_input"
-	ClassCacheWrite5m Class = "cache_write_5m"
-	ClassCacheWrite1h Class = "cache_write_1h"
-	ClassInputAudio   Class = "input_audio"
-	ClassInputImage   Class = "input_image"
-	ClassOutput       Class = "output"
-	ClassReasoning    Class = "reasoning"
-	ClassOutputAudio  Class = "output_audio"
-	ClassOutputImage  Class = "output_image"
+	ClassInput            Class = "input"
+	ClassCachedInput      Class = "cached_input"
+	ClassCacheWrite5m     Class = "cache_write_5m"
+	ClassCacheWrite1h     Class = "cache_write_1h"
+	ClassInputAudio       Class = "input_audio"
+	ClassInputImage       Class = "input_image"
+	ClassInputVideo       Class = "input_video"
+	ClassCachedInputAudio Class = "cached_input_audio"
+	ClassCachedInputImage Class = "cached_input_image"
+	ClassOutput           Class = "output"
+	ClassReasoning        Class = "reasoning"
+	ClassOutputAudio      Class = "output_audio"
+	ClassOutputImage      Class = "output_image"
+	ClassOutputVideo      Class = "output_video"
+)
+
+// The classes of Calls, in the order of its fields. They have calls, not tokens.
+const (
+	ClassWebSearch       Class = "web_search"
+	ClassFileSearch      Class = "file_search"
+	ClassCodeInterpreter Class = "code_interpreter"
 )
 
 // ClassUpperBound stands in a cost for all classes together, where one of them had no price: what was charged is the most
 // that the answer could have cost.
 const ClassUpperBound Class = "upper_bound"
+
+// IsOutput reports whether the class is of tokens that the model made.
+func (c Class) IsOutput() bool {
+	switch c {
+	case ClassOutput, ClassReasoning, ClassOutputAudio, ClassOutputImage, ClassOutputVideo:
+		return true
+	default:
+		return false
+	}
+}
 
 // ClassTokens is one class with its count.
 type ClassTokens struct {
@@ -42,33 +75,58 @@ type ClassTokens struct {
 	Tokens Tokens
 }
 
-// Classes lists every class with its count, zeros included, in a fixed order.
-func (u Usage) Classes() [10]ClassTokens {
-	return [10]ClassTokens{
+// Classes lists every class of tokens with its count, zeros included, in a fixed order.
+func (u Usage) Classes() [14]ClassTokens {
+	return [14]ClassTokens{
 		{ClassInput, u.Input},
 		{ClassCachedInput, u.CachedInput},
 		{ClassCacheWrite5m, u.CacheWrite5m},
 		{ClassCacheWrite1h, u.CacheWrite1h},
 		{ClassInputAudio, u.InputAudio},
 		{ClassInputImage, u.InputImage},
+		{ClassInputVideo, u.InputVideo},
+		{ClassCachedInputAudio, u.CachedInputAudio},
+		{ClassCachedInputImage, u.CachedInputImage},
 		{ClassOutput, u.Output},
 		{ClassReasoning, u.Reasoning},
 		{ClassOutputAudio, u.OutputAudio},
 		{ClassOutputImage, u.OutputImage},
+		{ClassOutputVideo, u.OutputVideo},
+	}
+}
+
+// ClassCalls is one class of calls with its count.
+type ClassCalls struct {
+	Class Class
+	Calls int64
+}
+
+// Classes lists every class of calls with its count, zeros included, in a fixed order.
+func (c Calls) Classes() [3]ClassCalls {
+	return [3]ClassCalls{
+		{ClassWebSearch, c.WebSearch},
+		{ClassFileSearch, c.FileSearch},
+		{ClassCodeInterpreter, c.CodeInterpreter},
 	}
 }
 
 // InputTotal is every token the caller sent, cached or not.
 func (u Usage) InputTotal() Tokens {
-	return u.Input + u.CachedInput + u.CacheWrite5m + u.CacheWrite1h + u.InputAudio + u.InputImage
+	total := Tokens(0)
+	for _, c := range u.Classes() {
+		if !c.Class.IsOutput() {
+			total += c.Tokens
+		}
+	}
+	return total
 }
 
 // OutputTotal is every token the model made, reasoning included.
 func (u Usage) OutputTotal() Tokens {
-	return u.Output + u.Reasoning + u.OutputAudio + u.OutputImage
+	return u.Output + u.Reasoning + u.OutputAudio + u.OutputImage + u.OutputVideo
 }
 
-// Total is InputTotal + OutputTotal.
+// Total is InputTotal + OutputTotal. Calls are no tokens and not in it.
 func (u Usage) Total() Tokens { return u.InputTotal() + u.OutputTotal() }
 
 // Negative reports whether any class is below zero, which no provider can mean.
@@ -78,8 +136,24 @@ func (u Usage) Negative() bool {
 			return true
 		}
 	}
+	for _, c := range u.Calls.Classes() {
+		if c.Calls < 0 {
+			return true
+		}
+	}
 	return false
 }
+
+// ServiceTier is the speed and price at which a provider served an answer, in one vocabulary for all providers.
+type ServiceTier string
+
+// The service tiers. A provider's other names of its usual tier (default, on_demand, standard) are ServiceStandard.
+const (
+	ServiceStandard ServiceTier = ""         // the usual one, also when nothing is said
+	ServiceBatch    ServiceTier = "batch"    // within a day, cheaper
+	ServiceFlex     ServiceTier = "flex"     // when there is room, cheaper
+	ServicePriority ServiceTier = "priority" // sooner, dearer
+)
 
 // UsageState says where a usage came from.
 type UsageState string

@@ -16,6 +16,7 @@ import (
 // Answer is what metering learned from one answer.
 type Answer struct {
 	Reading
+	Tier       ledger.ServiceTier
 	Model      string // the model that served it, "" when not said
 	UpstreamID string
 	Events     int64 // events of a stream that carried a piece of the answer

@@ -108,18 +108,19 @@ const (
 
 // Outcome is what the provider used.
 type Outcome struct {
-	ModelServed  string            `json:"model_served"`
-	Usage        ledger.Usage      `json:"usage"`
-	UsageState   ledger.UsageState `json:"usage_state"`
-	Cost         ledger.NanoUSD    `json:"cost_nanousd"`
-	Components   []Component       `json:"components,omitempty"` // sum to Cost
-	PriceRow     string            `json:"price_row,omitempty"`
-	Status       int               `json:"status"` // the provider's HTTP status
-	UpstreamID   string            `json:"upstream_id,omitempty"`
-	Finish       ledger.Reason     `json:"finish"` // OK, CLIENT_GONE, UPSTREAM_CUT, …
-	OnDisconnect string            `json:"on_disconnect,omitempty"`
-	FirstByteMS  int64             `json:"first_byte_ms,omitempty"`
-	DurationMS   int64             `json:"duration_ms,omitempty"`
+	ModelServed  string             `json:"model_served"`
+	Usage        ledger.Usage       `json:"usage"`
+	UsageState   ledger.UsageState  `json:"usage_state"`
+	ServiceTier  ledger.ServiceTier `json:"service_tier,omitempty"` // at which the provider served it
+	Cost         ledger.NanoUSD     `json:"cost_nanousd"`
+	Components   []Component        `json:"components,omitempty"` // sum to Cost
+	PriceRow     string             `json:"price_row,omitempty"`
+	Status       int                `json:"status"` // the provider's HTTP status
+	UpstreamID   string             `json:"upstream_id,omitempty"`
+	Finish       ledger.Reason      `json:"finish"` // OK, CLIENT_GONE, UPSTREAM_CUT, …
+	OnDisconnect string             `json:"on_disconnect,omitempty"`
+	FirstByteMS  int64              `json:"first_byte_ms,omitempty"`
+	DurationMS   int64              `json:"duration_ms,omitempty"`
 }
 
 // Spent is what the outcome takes from every budget: one request, its tokens, its cost.
@@ -127,7 +128,7 @@ func (o Outcome) Spent() ledger.Amounts {
 	return ledger.Amounts{Requests: 1, Tokens: o.Usage.Total(), NanoUSD: o.Cost}
 }
 
-// Component is the cost of one token class.
+// Component is the cost of one class; Tokens counts calls where the class is one of calls.
 type Component struct {
 	Class  ledger.Class   `json:"class"`
 	Tokens ledger.Tokens  `json:"tokens"`

@@ -68,7 +68,8 @@ SELECT request_id, ` + utcText("occurred_at") + ` AS occurred_at, ` + utcText("s
     plan, provider, model_requested, model, model_served, endpoint, attempt, streamed, input_tokens, cached_input_tokens, cache_write_tokens,
     input_audio_tokens, input_image_tokens, output_tokens, reasoning_tokens, output_audio_tokens, output_image_tokens, charged_tokens,
     reserved_usd, cost_usd, usage_state, finish, status, upstream_id, array_to_string(flags, ' ') AS flags, price_row, policy_revision,
-    gateway, trace_id
+    gateway, trace_id, input_video_tokens, cached_input_audio_tokens, cached_input_image_tokens, output_video_tokens, web_search_calls,
+    file_search_calls, code_interpreter_calls, service_tier
 FROM finance.requests
 WHERE settled_at >= $1::timestamptz AND settled_at < $2::timestamptz AND ($3 = '' OR app = $3)
 ORDER BY finance.requests.settled_at, request_id`,

@@ -226,11 +226,11 @@ const flagSeparator = "\x1f"
 // reservationArgs are the parameters of reservationUnnest, in its order.
 func reservationArgs(touches []*touch) []any {
 	n := len(touches)
-	texts := make([][]string, 19)
+	texts := make([][]string, 20)
 	for i := range texts {
 		texts[i] = make([]string, n)
 	}
-	numbers := make([][]int64, 20)
+	numbers := make([][]int64, 27)
 	for i := range numbers {
 		numbers[i] = make([]int64, n)
 	}
@@ -252,7 +252,8 @@ func reservationArgs(touches []*touch) []any {
 		}
 		for c, text := range [...]string{
 			t.id, row.state, e.App, r.Key, r.User, r.Plan, r.Provider, r.ModelRequested, r.ModelJudged, r.Model, o.ModelServed,
-			r.Endpoint, e.Producer, e.TraceID, r.PolicyRevision, priceRow(e), string(r.OnExpiry), string(row.usage), finish,
+			r.Endpoint, e.Producer, e.TraceID, r.PolicyRevision, priceRow(e), string(r.OnExpiry), string(row.usage), string(o.ServiceTier),
+			finish,
 		} {
 			texts[c][i] = clean(text)
 		}
@@ -261,13 +262,15 @@ func reservationArgs(touches []*touch) []any {
 			int64(r.Attempt), r.Held.Requests, int64(r.Held.Tokens), int64(r.Held.NanoUSD),
 			row.charged.Requests, int64(row.charged.Tokens), int64(row.charged.NanoUSD),
 			int64(u.Input), int64(u.CachedInput), int64(u.CacheWrite5m), int64(u.CacheWrite1h), int64(u.InputAudio), int64(u.InputImage),
-			int64(u.Output), int64(u.Reasoning), int64(u.OutputAudio), int64(u.OutputImage),
+			int64(u.InputVideo), int64(u.CachedInputAudio), int64(u.CachedInputImage),
+			int64(u.Output), int64(u.Reasoning), int64(u.OutputAudio), int64(u.OutputImage), int64(u.OutputVideo),
+			u.Calls.WebSearch, u.Calls.FileSearch, u.Calls.CodeInterpreter,
 			int64(status), o.FirstByteMS, o.DurationMS,
 		} {
 			numbers[c][i] = number
 		}
 	}
-	args := make([]any, 0, 47)
+	args := make([]any, 0, 54)
 	for _, column := range texts {
 		args = append(args, column)
 	}

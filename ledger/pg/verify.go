@@ -189,7 +189,7 @@ LEFT JOIN reservations r ON r.reservation_id = split_part(e.event_id, ':', 1) AN
 WHERE e.kind = 'used' AND (
     r.charged_nanousd IS DISTINCT FROM (o.outcome ->> 'cost_nanousd')::bigint
     OR r.charged_tokens IS DISTINCT FROM (
-        SELECT coalesce(sum(u.value::bigint), 0) FROM json_each_text(o.outcome -> 'usage') AS u))`},
+        SELECT coalesce(sum(u.value::bigint), 0) FROM json_each_text(o.outcome -> 'usage') AS u WHERE u.key <> 'calls'))`},
 
 	{"I6 double-entry", "transfers without two accounts, and corrections that do not mirror one charge", `
 SELECT count(*), coalesce(min(wrong), '')
@@ -213,7 +213,8 @@ FROM (
     SELECT reservation_id AS wrong FROM reservations
     WHERE state = 'settled' AND charged_tokens <> input_tokens + cached_input_tokens + cache_write_5m_tokens
         + cache_write_1h_tokens + input_audio_tokens + input_image_tokens + output_tokens + reasoning_tokens
-        + output_audio_tokens + output_image_tokens
+        + output_audio_tokens + output_image_tokens + input_video_tokens + cached_input_audio_tokens
+        + cached_input_image_tokens + output_video_tokens
     UNION ALL
     SELECT t.event_id || '/' || t.kind FROM transfers t
     WHERE t.components IS NOT NULL AND t.amount_nanousd <> (

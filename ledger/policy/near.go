@@ -8,7 +8,7 @@ import (
 
 const (
 	shown       = 60  // characters of a text from the file that a message repeats
-	listed      = 12  // names that a message lists
+	listed      = 16  // names that a message lists
 	compared    = 200 // names that are searched for a near one
 	suggestions = 25  // problems after which near names are no longer searched, so that a hostile file costs little
 )

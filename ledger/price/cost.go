@@ -94,10 +94,9 @@ func (r *Row) UpperBound(input, output ledger.Tokens, at time.Time, also ...ledg
 	in.needed = append(in.needed, ledger.ClassInput)
 	out.needed = append(out.needed, ledger.ClassOutput)
 	for _, class := range also {
-		switch class {
-		case ledger.ClassReasoning, ledger.ClassOutput, ledger.ClassOutputAudio, ledger.ClassOutputImage:
+		if class.IsOutput() {
 			out.needed = append(out.needed, class)
-		default:
+		} else {
 			in.needed = append(in.needed, class)
 		}
 	}
@@ -193,11 +192,14 @@ func sum(a, b ledger.NanoUSD) (ledger.NanoUSD, error) {
 // inputTotal is u.InputTotal, checked: a provider's figures are not trusted to fit.
 func inputTotal(u ledger.Usage) (ledger.Tokens, error) {
 	total := ledger.Tokens(0)
-	for _, t := range []ledger.Tokens{u.Input, u.CachedInput, u.CacheWrite5m, u.CacheWrite1h, u.InputAudio, u.InputImage} {
-		if total > math.MaxInt64-t {
+	for _, c := range u.Classes() {
+		if c.Class.IsOutput() {
+			continue
+		}
+		if total > math.MaxInt64-c.Tokens {
 			return 0, ErrOverflow
 		}
-		total += t
+		total += c.Tokens
 	}
 	return total, nil
 }

@@ -11,12 +11,14 @@
 //
 // # A class that a row does not list
 //
-//   - cached_input, cache_write_5m, input_image: the input price. A provider that bills them apart lists them, and reading
-//     from a cache is never dearer than reading the prompt.
+//   - cached_input, cache_write_5m, input_image, input_video: the input price. A provider that bills them apart lists them, and
+//     reading from a cache is never dearer than reading the prompt.
+//   - cached_input_audio, cached_input_image: the price of cached_input where the row prices the kind as text, else that of the
+//     kind itself.
 //   - cache_write_1h: the input price where the row knows no price of cache writes at all. Where it prices the five-minute
 //     write only, missing: an hour costs more wherever both are known (Anthropic: 2 instead of 1.25 times the input price).
 //   - reasoning: the output price.
-//   - input, output, input_audio, output_audio, output_image: missing. Audio and images cost up to sixteen times the text
+//   - input, output, input_audio, output_audio, output_image, output_video: missing. Audio and images cost up to sixteen times the text
 //     price of the same model (gpt-4o-audio), so text prices must not stand in for them. Where a provider says that one
 //     price covers them, Import writes it down in the row.
 //   - any class in Row.Unpriced: missing, no fallback.

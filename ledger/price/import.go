@@ -201,10 +201,10 @@ var genaiClasses = map[string]ledger.Class{
 	"output_reasoning_mtok": ledger.ClassReasoning,
 	"output_audio_mtok":     ledger.ClassOutputAudio,
 	"output_image_mtok":     ledger.ClassOutputImage,
-	"cache_audio_read_mtok": ClassCachedAudio,
-	"cache_image_read_mtok": ClassCachedImage,
-	"input_video_mtok":      ClassInputVideo,
-	"output_video_mtok":     ClassOutputVideo,
+	"cache_audio_read_mtok": ledger.ClassCachedInputAudio,
+	"cache_image_read_mtok": ledger.ClassCachedInputImage,
+	"input_video_mtok":      ledger.ClassInputVideo,
+	"output_video_mtok":     ledger.ClassOutputVideo,
 	"output_citation_mtok":  ClassOutputCitation,
 }
 

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"reflect"
 	"slices"
 	"strings"
 	"time"
@@ -13,14 +14,9 @@ import (
 	"tollgate/ledger"
 )
 
-// Classes that the book knows and a ledger.Usage does not count apart. They are kept as facts and never charged.
-const (
-	ClassCachedAudio    ledger.Class = "cached_input_audio"
-	ClassCachedImage    ledger.Class = "cached_input_image"
-	ClassInputVideo     ledger.Class = "input_video"
-	ClassOutputVideo    ledger.Class = "output_video"
-	ClassOutputCitation ledger.Class = "output_citation"
-)
+// ClassOutputCitation is a class that the book knows and a ledger.Usage does not count apart. It is kept as a fact and never
+// charged.
+const ClassOutputCitation ledger.Class = "output_citation"
 
 // ClassRequest names the component of a flat fee for each request, whose Tokens is always 1.
 const ClassRequest ledger.Class = "request"
@@ -177,6 +173,12 @@ func (r *Row) fallback(prices Prices, class ledger.Class) ledger.Class {
 	switch class {
 	case ledger.ClassCachedInput, ledger.ClassCacheWrite5m, ledger.ClassInputImage:
 		return ledger.ClassInput
+	case ledger.ClassInputVideo:
+		return ledger.ClassInputImage
+	case ledger.ClassCachedInputAudio:
+		return cachedAs(prices, ledger.ClassInputAudio)
+	case ledger.ClassCachedInputImage:
+		return cachedAs(prices, ledger.ClassInputImage)
 	case ledger.ClassCacheWrite1h:
 		if _, ok := prices[ledger.ClassCacheWrite5m]; ok || slices.Contains(r.Unpriced, ledger.ClassCacheWrite5m) {
 			return ""
@@ -187,6 +189,18 @@ func (r *Row) fallback(prices Prices, class ledger.Class) ledger.Class {
 	default:
 		return ""
 	}
+}
+
+// cachedAs is what the cached tokens of a kind cost where the row does not list them: as cached text where the row prices the
+// kind as text, else as the kind itself, because reading from a cache is never dearer than reading the prompt.
+func cachedAs(prices Prices, kind ledger.Class) ledger.Class {
+	if p, ok := prices[kind]; ok && !reflect.DeepEqual(p, prices[ledger.ClassInput]) {
+		return kind
+	}
+	if _, ok := prices[kind]; !ok && kind == ledger.ClassInputAudio {
+		return kind // missing
+	}
+	return ledger.ClassCachedInput
 }
 
 // Price is the price of a class for a request of input tokens in all at an instant, in nano-dollars per million tokens.
@@ -270,8 +284,7 @@ func (p Prices) validate() error {
 }
 
 func knownClass(class ledger.Class) bool {
-	switch class {
-	case ClassCachedAudio, ClassCachedImage, ClassInputVideo, ClassOutputVideo, ClassOutputCitation:
+	if class == ClassOutputCitation {
 		return true
 	}
 	for _, c := range (ledger.Usage{}).Classes() {
