@@ -1,6 +1,7 @@
 package stack
 
 import (
+	"bytes"
 	"errors"
 	"io"
 	"net"
@@ -236,11 +237,7 @@ func (l *Link) pump(p *pair, dst, src *net.TCPConn, fromServer bool) {
 	reader.Go(func() { l.read(p, src, queue) })
 	defer reader.Wait()
 	for c := range queue {
-		timer := time.NewTimer(time.Until(c.due))
-		select {
-		case <-timer.C:
-		case <-p.gone:
-			timer.Stop()
+		if !p.await(c.due) {
 			return
 		}
 		if !l.pass(p) {
@@ -267,18 +264,34 @@ func (l *Link) pump(p *pair, dst, src *net.TCPConn, fromServer bool) {
 	_ = dst.CloseWrite()
 }
 
+// await returns when it is due, and tells whether p is still there.
+func (p *pair) await(due time.Time) bool {
+	wait := time.Until(due)
+	if wait <= 0 {
+		return true
+	}
+	timer := time.NewTimer(wait)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-p.gone:
+		return false
+	}
+}
+
 // read ends the queue at the end of src; a connection that broke is reset on both sides.
 func (l *Link) read(p *pair, src *net.TCPConn, queue chan<- chunk) {
 	defer close(queue)
+	buf := make([]byte, 32<<10)
 	for {
-		buf := make([]byte, 32<<10)
 		n, err := src.Read(buf)
 		if n > 0 {
 			l.mu.Lock()
 			due := time.Now().Add(l.latency)
 			l.mu.Unlock()
 			select {
-			case queue <- chunk{buf[:n], due}:
+			case queue <- chunk{bytes.Clone(buf[:n]), due}:
 			case <-p.gone:
 				return
 			}

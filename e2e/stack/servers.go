@@ -51,19 +51,24 @@ func counter() func() int {
 }
 
 var sharedPostgres = sync.OnceValues(func() (*services.Postgres, error) {
-	dir, err := sharedDir("postgres")
+	ctx, cancel := context.WithTimeout(context.Background(), startLimit)
+	defer cancel()
+	return startPostgres(ctx, "postgres")
+})
+
+// startPostgres starts a server that ends with the process, with its data in a shared folder of that name.
+func startPostgres(ctx context.Context, folder string) (*services.Postgres, error) {
+	dir, err := sharedDir(folder)
 	if err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), startLimit)
-	defer cancel()
 	server, err := services.StartPostgres(ctx, services.PostgresConfig{DataDir: dir})
 	if err != nil {
 		return nil, err
 	}
 	onExit(server.Stop)
 	return server, prepareTemplate(ctx, server)
-})
+}
 
 // prepareTemplate makes the database that those of the tests are copied from. Nobody may connect to it afterwards: a copy waits
 // for every session of its template.
@@ -88,27 +93,76 @@ func execSQL(ctx context.Context, server *services.Postgres, sql string) error {
 	return errors.Join(err, conn.Close(ctx))
 }
 
-// NewPostgres starts a server for this test alone, which it may kill, pause and restart, and returns it with the URL of a
-// database that has the schema of Options.Migrate.
+// NewPostgres returns a server that is this test's alone, which it may kill, pause and restart, with the URL of a fresh database
+// that has the schema of Options.Migrate. Servers go from test to test: to make one takes long.
 func NewPostgres(t testing.TB) (server *services.Postgres, url string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), startLimit)
 	defer cancel()
-	server, err := services.StartPostgres(ctx, services.PostgresConfig{DataDir: t.TempDir()})
+	server, err := borrowPostgres(ctx)
 	if err != nil {
 		t.Fatalf("postgres: %v", err)
 	}
-	cleanup(t, "postgres", server.Stop)
+	cleanup(t, "postgres", func(ctx context.Context) error { return returnPostgres(ctx, server) })
 	const name = "tollgate"
-	if err := server.CreateDatabase(ctx, name); err != nil {
-		t.Fatalf("postgres: %v", err)
-	}
-	if migrate := shared.opts.Migrate; migrate != nil {
-		if err := migrate(ctx, server.URL(name)); err != nil {
-			t.Fatalf("postgres: migrate: %v", err)
-		}
+	if err := execSQL(ctx, server, "CREATE DATABASE "+name+" TEMPLATE "+templateDatabase); err != nil {
+		t.Fatalf("postgres: create database: %v", err)
 	}
 	return server, server.URL(name)
+}
+
+// idle are the servers of NewPostgres that no test has.
+var idle struct {
+	mu      sync.Mutex
+	servers []*services.Postgres
+}
+
+var nextPostgres = counter()
+
+func borrowPostgres(ctx context.Context) (*services.Postgres, error) {
+	idle.mu.Lock()
+	if n := len(idle.servers); n > 0 {
+		server := idle.servers[n-1]
+		idle.servers = idle.servers[:n-1]
+		idle.mu.Unlock()
+		return server, nil
+	}
+	idle.mu.Unlock()
+	return startPostgres(ctx, fmt.Sprintf("postgres-%d", nextPostgres()))
+}
+
+// returnPostgres brings a server back to how it was before the test, whatever that did.
+func returnPostgres(ctx context.Context, server *services.Postgres) error {
+	select {
+	case <-server.Done():
+		if err := server.Restart(ctx); err != nil {
+			return err
+		}
+	default:
+		if err := server.Resume(); err != nil {
+			return err
+		}
+	}
+	conn, err := pgx.Connect(ctx, server.URL("postgres"))
+	if err != nil {
+		return err
+	}
+	rows, err := conn.Query(ctx, `SELECT datname FROM pg_database WHERE NOT datistemplate AND datname NOT IN ('postgres', $1)`, templateDatabase)
+	if err != nil {
+		return errors.Join(err, conn.Close(ctx))
+	}
+	names, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	for _, name := range names {
+		_, dropped := conn.Exec(ctx, "DROP DATABASE "+pgx.Identifier{name}.Sanitize()+" WITH (FORCE)")
+		err = errors.Join(err, dropped)
+	}
+	if err = errors.Join(err, conn.Close(ctx)); err != nil {
+		return err
+	}
+	idle.mu.Lock()
+	defer idle.mu.Unlock()
+	idle.servers = append(idle.servers, server)
+	return nil
 }
 
 // redisDatabases is how many tests of one process may use the shared Redis, counting each call of Redis.
