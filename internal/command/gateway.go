@@ -7,6 +7,8 @@ import (
 	"log/slog"
 	"net"
 	"os"
+	"os/signal"
+	"syscall"
 
 	"github.com/nats-io/nats.go"
 	"github.com/prometheus/client_golang/prometheus"
@@ -78,6 +80,7 @@ func overrideAddresses(l *Listeners, flags Listeners) {
 }
 
 func runGateway(ctx context.Context, config gatewayConfig) (err error) {
+	signal.Ignore(syscall.SIGXFSZ) // a file that may not grow is a full disk, for the outbox to refuse by, not a crash
 	lines := telemetry.NewBuffer(os.Stderr)
 	defer func() { err = errors.Join(err, lines.Close()) }()
 	log, err := telemetry.NewLogger(lines, config.Telemetry)
