@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"time"
@@ -160,6 +162,17 @@ func (n *NATS) Shutdown(ctx context.Context) error {
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
+}
+
+// Empty ends the server as Shutdown does and deletes all its streams, as the loss of its disk does.
+func (n *NATS) Empty(ctx context.Context) error {
+	if err := n.Shutdown(ctx); err != nil {
+		return fmt.Errorf("empty nats: %w", err)
+	}
+	if err := os.RemoveAll(filepath.Join(n.cfg.StoreDir, server.JetStreamStoreDir)); err != nil {
+		return fmt.Errorf("empty nats: %w", err)
+	}
+	return nil
 }
 
 // Restart ends the server if it runs and starts it on the same port and streams. After Stop it is an error.

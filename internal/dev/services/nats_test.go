@@ -53,6 +53,11 @@ func TestNATSKeepsStreams(t *testing.T) {
 	msg, err := stream.GetMsg(t.Context(), 1)
 	require.NoError(t, err)
 	require.Equal(t, "kept", string(msg.Data))
+
+	require.NoError(t, n.Empty(t.Context()))
+	require.NoError(t, n.Restart(t.Context()))
+	_, err = connectNATS(t, n.ClientURL()).Stream(t.Context(), "S")
+	require.ErrorIs(t, err, jetstream.ErrStreamNotFound)
 }
 
 func TestNATSStartIsCancelled(t *testing.T) {
