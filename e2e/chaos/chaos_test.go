@@ -1,13 +1,12 @@
 package chaos
 
 import (
-	"context"
 	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -18,9 +17,16 @@ import (
 type run struct {
 	*system.System
 
-	t    *testing.T
-	plan plan
-	keys []string
+	t       *testing.T
+	plan    plan
+	seen    watch
+	refused atomic.Int64 // calls of the app whose budget was used up
+	replica *replica
+	losses  []span // in which Redis took writes that its replica lacked
+	pushes  []push
+	owed    bool // a policy is to be pushed
+	began   time.Time
+	phases  []string
 }
 
 // Whatever fails, nothing is lost and nothing counts twice.
@@ -32,37 +38,64 @@ func TestChaos(t *testing.T) {
 	for i := range *seeds {
 		list = append(list, *first+uint64(i))
 	}
+	var all totals
+	t.Cleanup(func() { t.Log(&all) })
 	for _, seed := range list {
 		t.Run(fmt.Sprintf("seed=%d", seed), func(t *testing.T) {
 			t.Parallel()
-			runSeed(t, planOf(seed, *long))
+			runSeed(t, planOf(seed, *long), &all)
 		})
 	}
 }
 
-func runSeed(t *testing.T, p plan) {
+// ackWait is how long settlers have to acknowledge an event before another gets it.
+const ackWait = time.Second
+
+func runSeed(t *testing.T, p plan, all *totals) {
 	t.Log(p)
-	s := system.New(t, system.Options{
-		Limits: limits, Sections: sections, Gateways: p.gateways, Settlers: p.settlers, TTL: 2 * time.Second,
-		OwnPostgres: p.needs(onPostgres), Proxied: true,
+	r := &run{t: t, plan: p, began: time.Now()}
+	r.System = system.New(t, system.Options{
+		Limits: limits(10), Sections: sections, Gateways: p.gateways, Settlers: p.settlers, TTL: p.ttl,
+		OwnPostgres: p.needs(onPostgres), Proxied: true, Pushed: true, Prepared: true, Patience: patience,
 		Degraded: fmt.Sprintf("{breaker: {latency: 1m}, local: {requests_per_second: %d, tokens_per_minute: 20000}, closed_plans: [free]}", p.local),
 		Env: []string{
 			"TOLLGATE_LIMITER_TIMEOUT=250ms", "TOLLGATE_PUBLISH_TIMEOUT=300ms", "TOLLGATE_SHUTDOWN_TIMEOUT=2s",
-			"TOLLGATE_SETTLER_ACK_WAIT=1s", "TOLLGATE_SETTLER_BATCH=50",
+			"TOLLGATE_SETTLER_ACK_WAIT=" + ackWait.String(), "TOLLGATE_SETTLER_BATCH=50",
 		},
 	})
-	r := &run{System: s, t: t, plan: p}
 	defer r.keep()
-	s.CLI("app", "create", "depot")
-	r.keys = []string{s.KnownKey(system.App), s.KnownKey(system.App), s.KnownKey("depot")}
-	watch := r.watch()
+	defer all.add(r)
+	for _, secrets := range secrets {
+		r.AwaitKey(secrets[len(secrets)-1])
+	}
+	r.spendUp()
+	r.phase("start")
+	unwatch := r.watch()
 	stop := system.Traffic(callers, r.call)
 	r.schedule()
+	r.phase("load")
 	r.recover()
 	answers := stop()
+	r.phase("recovery")
 	t.Logf("%v", system.Tally(answers))
-	s.Check(s.CheckClients(answers), s.CheckStream, watch, r.within)
+	all.count(answers)
+	r.Check(r.CheckClients(answers), r.CheckStream, r.sampled, r.spending, r.refusals, r.policies)
+	unwatch()
+	r.refuseAtRest()
+	r.phase("check")
+	t.Log("seconds: " + strings.Join(r.phases, ", "))
 }
+
+// phase notes how long the part of the run that ends now took.
+func (r *run) phase(name string) {
+	now := time.Now()
+	r.phases = append(r.phases, fmt.Sprintf("%s %.1f", name, now.Sub(r.began).Seconds()))
+	r.began = now
+}
+
+// patience is how long a system may take to come to rest: after a purge the stream calls what was on it a duplicate for two
+// minutes.
+const patience = 150 * time.Second
 
 // schedule plays the plan: begins and ends of faults, each in its turn.
 func (r *run) schedule() {
@@ -76,8 +109,11 @@ func (r *run) schedule() {
 	for _, s := range r.plan.steps {
 		acts = append(acts, act{s.at, s.fault.name, s.fault.begin, s.whom})
 		if s.fault.end != nil {
-			acts = append(acts, act{s.at + s.lasts, "end of " + s.fault.name, s.fault.end, s.whom})
+			acts = append(acts, act{s.end(), "end of " + s.fault.name, s.fault.end, s.whom})
 		}
+	}
+	for _, at := range r.plan.pushes {
+		acts = append(acts, act{at, "policy pushed", func(r *run, _ int) { r.pushPolicy(r.plan.calm(at)) }, 0})
 	}
 	slices.SortStableFunc(acts, func(a, b act) int { return int(a.at - b.at) })
 	start := time.Now()
@@ -89,8 +125,12 @@ func (r *run) schedule() {
 	time.Sleep(time.Until(start.Add(r.plan.load)))
 }
 
-// recover starts what gave up while a server was away, as a supervisor does, until every part is ready.
+// recover does what who runs Tollgate does after an outage: it pushes the policy that was lost, and starts what gave up while a
+// server was away, as a supervisor does, until every part is ready.
 func (r *run) recover() {
+	for r.owed {
+		r.pushPolicy(false)
+	}
 	for _, p := range slices.Concat(r.Gateways, r.Settlers) {
 		select {
 		case <-p.Done():
@@ -100,64 +140,6 @@ func (r *run) recover() {
 		}
 		p.WaitReady(p.Admin + "/readyz")
 	}
-}
-
-// watch reads Redis during the run: used + held of the tight budget never passes its limit.
-func (r *run) watch() func(context.Context) ([]system.Line, error) {
-	var mu sync.Mutex
-	samples, most := 0, int64(0)
-	ctx, cancel := context.WithCancel(r.t.Context())
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		ticker := time.NewTicker(50 * time.Millisecond)
-		defer ticker.Stop()
-		for {
-			select {
-			case <-ctx.Done():
-				return
-			case <-ticker.C:
-			}
-			counters, err := r.Counters(ctx)
-			if err != nil {
-				continue // Redis is away: the faults see to that
-			}
-			mu.Lock()
-			samples++
-			for k, c := range counters {
-				if k.App == "depot" && k.Period == "day" && k.Subject == "app:depot" {
-					most = max(most, c.Used[0]+c.Held[0])
-				}
-			}
-			mu.Unlock()
-		}
-	}()
-	r.t.Cleanup(func() { cancel(); <-done })
-	return func(context.Context) ([]system.Line, error) {
-		mu.Lock()
-		defer mu.Unlock()
-		line := system.Line{Name: "I1 used + held of the tight budget", Figure: fmt.Sprintf("at most %d of %d in %d samples", most, tight, samples)}
-		if most > tight {
-			line.Problem = "above its limit"
-		}
-		return []system.Line{line}, nil
-	}
-}
-
-// within looks at the tight budget in the ledger: what is above its limit must have been admitted without Redis.
-func (r *run) within(ctx context.Context) ([]system.Line, error) {
-	var used, degraded int64
-	const query = `
-SELECT count(*) FILTER (WHERE NOT 'degraded' = ANY(flags)), count(*) FILTER (WHERE 'degraded' = ANY(flags))
-FROM reservations WHERE app = 'depot' AND charged_requests > 0`
-	if err := r.Pool.QueryRow(ctx, query).Scan(&used, &degraded); err != nil {
-		return nil, err
-	}
-	line := system.Line{Name: "I1 requests of the tight budget", Figure: fmt.Sprintf("%d of %d, and %d degraded", used, tight, degraded)}
-	if used > tight {
-		line.Problem = "overspent"
-	}
-	return []system.Line{line}, nil
 }
 
 // keep saves the logs of a run that failed, and says how to run it again.

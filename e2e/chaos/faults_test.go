@@ -2,7 +2,6 @@ package chaos
 
 import (
 	"context"
-	"math/rand/v2"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -109,6 +108,11 @@ var faults = []fault{
 	paused("settler paused", onSettler, settler),
 	stopped("settler restarted", onSettler, settler),
 	{
+		name: "gateway's disk full", on: onGateway,
+		begin: func(r *run, whom int) { gateway(r, whom).LimitFiles(1) },
+		end:   func(r *run, whom int) { gateway(r, whom).NoFileLimit() },
+	},
+	{
 		name: "redis killed", on: onRedis,
 		begin: func(r *run, _ int) { r.do(r.Redis.Kill()) },
 		end:   func(r *run, _ int) { r.do(r.Redis.Restart(r.t.Context())) },
@@ -123,9 +127,22 @@ var faults = []fault{
 	asked("redis keys of an app deleted", onRedis, deleteKeys("{app:"+system.App+"}:*", 0)),
 	asked("redis counter deleted", onRedis, deleteKeys("{app:"+system.App+"}:*:budget:*", 1)),
 	{
+		name: "redis replica promoted", on: onRedis,
+		begin: func(r *run, _ int) { r.lag() },
+		end:   func(r *run, _ int) { r.promote() },
+	},
+	{
 		name: "nats stopped", on: onNATS,
 		begin: func(r *run, _ int) { r.do(r.NATS.Shutdown(r.t.Context())) },
 		end:   func(r *run, _ int) { r.do(r.NATS.Restart(r.t.Context())) },
+	},
+	{
+		name: "nats emptied", on: onNATS,
+		begin: func(r *run, _ int) { r.do(r.NATS.Empty(r.t.Context())) },
+		end: func(r *run, _ int) {
+			r.do(r.NATS.Restart(r.t.Context()))
+			r.owed = true // the policy is gone, too: who runs Tollgate pushes it again
+		},
 	},
 	asked("stream purged", onNATS, func(ctx context.Context, r *run) error {
 		stream, err := r.JetStream.Stream(ctx, event.Stream)
@@ -136,6 +153,9 @@ var faults = []fault{
 	}),
 	asked("stream deleted", onNATS, func(ctx context.Context, r *run) error { return r.JetStream.DeleteStream(ctx, event.Stream) }),
 	asked("delivered again", onNATS, deliverAgain),
+	asked("delivered stale", onNATS, deliverStale),
+	asked("events taken and given back", onNATS, giveBack),
+	{name: "delivered over and over", on: onNATS, begin: ackWithin(20 * time.Millisecond), end: ackWithin(ackWait)},
 	{
 		name: "postgres killed", on: onPostgres,
 		begin: func(r *run, _ int) { r.do(r.Postgres.Kill()) },
@@ -152,6 +172,7 @@ var faults = []fault{
 	linked("postgres connections dropped", system.LinkPostgres, drop, nil),
 	linked("redis slow", system.LinkRedis, slow, quick),
 	linked("nats slow", system.LinkNATS, slow, quick),
+	linked("postgres slow", system.LinkPostgres, slow, quick),
 	isolated("a gateway's way to redis black", system.LinkRedis),
 	isolated("a gateway's way to nats black", system.LinkNATS),
 }
@@ -168,21 +189,4 @@ func deleteKeys(pattern string, most int) func(ctx context.Context, r *run) erro
 		}
 		return r.RedisClient.Del(ctx, keys...).Err()
 	}
-}
-
-// deliverAgain publishes what is on the stream once more, in another order and under other ids, as a stream does whose window of
-// deduplication is over.
-func deliverAgain(ctx context.Context, r *run) error {
-	events, err := r.Events(ctx)
-	if err != nil {
-		return err
-	}
-	d := rand.New(rand.NewPCG(r.plan.seed, 1))
-	d.Shuffle(len(events), func(i, j int) { events[i], events[j] = events[j], events[i] })
-	for _, e := range events[:min(len(events), 300)] {
-		if _, err := r.JetStream.Publish(ctx, e.Subject, e.Data); err != nil {
-			return err
-		}
-	}
-	return nil
 }

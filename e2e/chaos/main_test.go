@@ -6,6 +6,8 @@
 package chaos
 
 import (
+	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"os"
@@ -13,6 +15,8 @@ import (
 
 	"tollgate/e2e/stack"
 	"tollgate/e2e/system"
+	"tollgate/ledger/keys"
+	"tollgate/ledger/pg"
 	"tollgate/migrations"
 )
 
@@ -22,11 +26,34 @@ var (
 	long  = flag.Bool("chaos.long", false, "faults of up to ten seconds")
 )
 
+// secrets are the callers' keys by app; every database comes with them.
+var secrets = map[string][]string{
+	system.App: {keys.NewSecret(), keys.NewSecret()}, depot: {keys.NewSecret()}, outlet: {keys.NewSecret()}, spent: {keys.NewSecret()},
+}
+
 func TestMain(m *testing.M) {
 	flag.Parse()
 	if err := system.UseZones(); err != nil {
 		fmt.Fprintln(os.Stderr, "zones:", err)
 		os.Exit(1)
 	}
-	stack.Main(m, stack.Options{Migrate: migrations.Up})
+	stack.Main(m, stack.Options{Migrate: migrate})
+}
+
+func migrate(ctx context.Context, url string) error {
+	if err := migrations.Up(ctx, url); err != nil {
+		return err
+	}
+	store, err := pg.Open(ctx, url, 1)
+	if err != nil {
+		return err
+	}
+	defer store.Close()
+	for app, secrets := range secrets {
+		err = errors.Join(err, store.CreateApp(ctx, app, ""))
+		for i, secret := range secrets {
+			err = errors.Join(err, store.CreateKey(ctx, pg.Key{ID: fmt.Sprintf("k_%s%d", app, i), App: app, Hash: keys.Hash(secret)}))
+		}
+	}
+	return err
 }

@@ -24,17 +24,14 @@ type Line struct {
 	Problem string // "" when the invariant holds
 }
 
-// settleLimit is how long a system may take after its traffic until nothing is in flight. Reservations whose outcome was lost
-// must expire first.
-const settleLimit = 45 * time.Second
-
 // Check waits until nothing is in flight and every invariant holds, then prints a line for each. When time runs out it fails
 // the test with what does not hold. Steps of the caller are looked at with the system's own.
 func (s *System) Check(more ...func(context.Context) ([]Line, error)) {
 	s.t.Helper()
 	// The books are read only once the rest is quiet.
 	steps := append([]func(context.Context) ([]Line, error){s.checkQuiet, s.checkCounters, s.checkBooks}, more...)
-	deadline := time.Now().Add(settleLimit + min(s.options.TTL, time.Minute))
+	// Reservations whose outcome was lost must expire first.
+	deadline := time.Now().Add(s.options.Patience + min(s.options.TTL, time.Minute))
 	var lines []Line
 	for {
 		var problem error

@@ -7,6 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"tollgate/e2e/stack"
+	"tollgate/internal/dev/services"
 )
 
 // Names of a part's links, which are those of the variables that hold the servers' URLs.
@@ -37,4 +38,15 @@ func (s *System) linked(p *Part, gateway bool) []string {
 		env = append(env, name+"="+u.String()) // of two values the later one counts
 	}
 	return env
+}
+
+// FailOver makes another Redis the system's: all links lead to it from now on, and connections to the one before are dropped.
+func (s *System) FailOver(to *services.Redis) {
+	s.Redis = to
+	s.redisAddr.Store(to.Addr())
+	for _, p := range slices.Concat(s.Gateways, s.Settlers) {
+		link := p.Links[LinkRedis]
+		link.SetTarget(to.Addr())
+		link.Drop()
+	}
 }

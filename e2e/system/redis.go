@@ -30,12 +30,18 @@ func (s *System) Counters(ctx context.Context) (map[CounterKey]Counter, error) {
 	if err != nil {
 		return nil, err
 	}
-	counters := map[CounterKey]Counter{}
-	for _, key := range keys {
-		fields, err := s.RedisClient.HGetAll(ctx, key).Result()
-		if err != nil {
-			return nil, fmt.Errorf("read %s: %w", key, err)
+	commands := make([]*redis.MapStringStringCmd, len(keys))
+	if _, err := s.RedisClient.Pipelined(ctx, func(pipe redis.Pipeliner) error {
+		for i, key := range keys {
+			commands[i] = pipe.HGetAll(ctx, key)
 		}
+		return nil
+	}); err != nil {
+		return nil, fmt.Errorf("read counters: %w", err)
+	}
+	counters := map[CounterKey]Counter{}
+	for i, key := range keys {
+		fields := commands[i].Val()
 		if len(fields) == 0 {
 			continue // gone since it was listed
 		}

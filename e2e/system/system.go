@@ -14,8 +14,10 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -54,6 +56,10 @@ type Options struct {
 	Proxied bool
 	// Pushed makes the gateways follow the policy that is pushed instead of reading it from a file.
 	Pushed bool
+	// Patience is how long the system may take to come to rest; 0 means 45 seconds.
+	Patience time.Duration
+	// Prepared says that the databases come with the app and its keys.
+	Prepared bool
 }
 
 // System is a running Tollgate. Its methods fail the test, so they are for the test's goroutine, except where they say so.
@@ -71,9 +77,10 @@ type System struct {
 	Pool        *pgxpool.Pool
 	JetStream   jetstream.JetStream
 
-	t       testing.TB
-	options Options
-	env     []string
+	t         testing.TB
+	redisAddr atomic.Value // of the present Redis
+	options   Options
+	env       []string
 
 	client *http.Client
 }
@@ -99,6 +106,9 @@ func New(t testing.TB, o Options) *System {
 	if o.TTL == 0 {
 		o.TTL = 15 * time.Minute
 	}
+	if o.Patience == 0 {
+		o.Patience = 45 * time.Second
+	}
 	if o.Degraded == "" {
 		o.Degraded = "{breaker: {latency: 1m}, local: {requests_per_second: 0, tokens_per_minute: 0}}"
 	}
@@ -116,11 +126,16 @@ func New(t testing.TB, o Options) *System {
 		s.CLI("policy", "push", s.PolicyFile)
 	}
 	for range o.Settlers {
-		s.AddSettler()
+		s.newSettler().Launch()
 	}
-	s.CLI("app", "create", App)
+	if !o.Prepared {
+		s.CLI("app", "create", App)
+	}
 	for range o.Gateways {
-		s.AddGateway()
+		s.newGateway().Launch()
+	}
+	for _, p := range slices.Concat(s.Settlers, s.Gateways) {
+		p.WaitReady(p.Admin + "/readyz")
 	}
 	return s
 }
@@ -138,6 +153,11 @@ func (s *System) startServers() {
 	}
 	options, err := redis.ParseURL(s.Redis.URL(0))
 	require.NoError(t, err)
+	// The system's own client follows a failover by itself.
+	options.Dialer = func(ctx context.Context, network, _ string) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, network, s.redisAddr.Load().(string))
+	}
+	s.redisAddr.Store(options.Addr)
 	options.PoolSize = 4
 	s.RedisClient = redis.NewClient(options)
 	t.Cleanup(func() { require.NoError(t, s.RedisClient.Close()) })
@@ -200,6 +220,13 @@ func (s *System) WritePolicy(limits string) {
 // AddGateway starts one more gateway and waits until it is ready. env is added to its environment.
 func (s *System) AddGateway(env ...string) *Part {
 	s.t.Helper()
+	g := s.newGateway(env...)
+	g.Start()
+	return g
+}
+
+func (s *System) newGateway(env ...string) *Part {
+	s.t.Helper()
 	data, admin := FreeAddr(s.t), FreeAddr(s.t)
 	args := []string{"gateway", "--listen", data, "--admin", admin, "--data", filepath.Join(s.t.TempDir(), "gateway")}
 	if !s.options.Pushed {
@@ -208,18 +235,23 @@ func (s *System) AddGateway(env ...string) *Part {
 	g := &Part{URL: "http://" + data, Admin: "http://" + admin, system: s, args: args}
 	g.env = append(s.linked(g, true), env...)
 	s.Gateways = append(s.Gateways, g)
-	g.Start()
 	return g
 }
 
 // AddSettler starts one more settler and waits until it is ready.
 func (s *System) AddSettler() *Part {
 	s.t.Helper()
+	p := s.newSettler()
+	p.Start()
+	return p
+}
+
+func (s *System) newSettler() *Part {
+	s.t.Helper()
 	admin := FreeAddr(s.t)
 	p := &Part{Admin: "http://" + admin, system: s, args: []string{"settler", "--admin", admin}}
 	p.env = s.linked(p, false)
 	s.Settlers = append(s.Settlers, p)
-	p.Start()
 	return p
 }
 
