@@ -188,41 +188,6 @@ WHERE c.oid IN (SELECT relid FROM pg_partition_tree('events') UNION ALL SELECT r
 	require.Equal(t, "3 3 1", after)
 }
 
-func TestRoles(t *testing.T) {
-	t.Parallel()
-	url := stack.Postgres(t)
-	require.NoError(t, migrations.Up(t.Context(), url))
-	tests := []struct {
-		role, sql string
-		allowed   bool
-	}{
-		{"finance", `SELECT count(*) FROM finance.requests`, true},
-		{"finance", `SELECT * FROM finance.statement('checkout', '2026-11-01')`, true},
-		{"finance", `SELECT count(*) FROM events`, false},
-		{"finance", `SELECT count(*) FROM api_keys`, false},
-		{"grafana", `SELECT count(*) FROM finance.budget_status`, true},
-		{"grafana", `SELECT ensure_partitions('2030-01-01', '2030-01-02')`, false},
-		{"tollgate_app", `INSERT INTO apps (app) VALUES ('a')`, true},
-		{"tollgate_app", `SELECT ensure_partitions('2030-01-01', '2030-01-02')`, true},
-		{"tollgate_app", `DELETE FROM apps`, false},
-		{"tollgate_app", `UPDATE transfers SET amount_nanousd = 0`, false},
-		{"tollgate_app", `TRUNCATE budgets`, false},
-	}
-	for _, test := range tests {
-		conn := connect(t, url)
-		_, err := conn.Exec(t.Context(), "SET ROLE "+test.role)
-		require.NoError(t, err)
-		_, err = conn.Exec(t.Context(), test.sql)
-		if test.allowed {
-			require.NoError(t, err, "%s: %s", test.role, test.sql)
-			continue
-		}
-		var refused *pgconn.PgError
-		require.ErrorAs(t, err, &refused, "%s: %s", test.role, test.sql)
-		require.Equal(t, "42501", refused.Code, "%s: %s", test.role, test.sql)
-	}
-}
-
 func TestEveryViewAndColumnIsExplained(t *testing.T) {
 	t.Parallel()
 	url := stack.Postgres(t)

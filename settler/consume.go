@@ -29,10 +29,23 @@ func (s *Settler) ensureConsumer(ctx context.Context) (jetstream.Consumer, error
 		return nil, fmt.Errorf("stream %s: %w", event.Stream, err)
 	}
 	// MaxDeliver stays unlimited: an event that the settler cannot settle now must not be given up by the server.
-	consumer, err := stream.CreateOrUpdateConsumer(ctx, jetstream.ConsumerConfig{
-		Durable: Consumer, AckPolicy: jetstream.AckExplicitPolicy, DeliverPolicy: jetstream.DeliverAllPolicy,
-		AckWait: s.config.AckWait, MaxAckPending: s.config.MaxAckPending,
-	})
+	config := jetstream.ConsumerConfig{
+		Durable: Consumer, AckPolicy: jetstream.AckExplicitPolicy, AckWait: s.config.AckWait, MaxAckPending: s.config.MaxAckPending,
+	}
+	switch present, err := stream.Consumer(ctx, Consumer); {
+	case err == nil: // where it began does not change
+		config.DeliverPolicy, config.OptStartSeq = present.CachedInfo().Config.DeliverPolicy, present.CachedInfo().Config.OptStartSeq
+	case errors.Is(err, jetstream.ErrConsumerNotFound):
+		if config.OptStartSeq, err = s.startOf(ctx, stream.CachedInfo()); err != nil {
+			return nil, fmt.Errorf("consumer %s: %w", Consumer, err)
+		}
+		if config.OptStartSeq > 0 {
+			config.DeliverPolicy = jetstream.DeliverByStartSequencePolicy
+		}
+	default:
+		return nil, fmt.Errorf("consumer %s: %w", Consumer, err)
+	}
+	consumer, err := stream.CreateOrUpdateConsumer(ctx, config)
 	if err != nil {
 		return nil, fmt.Errorf("consumer %s: %w", Consumer, err)
 	}

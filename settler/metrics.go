@@ -23,6 +23,7 @@ type metrics struct {
 	drift      prometheus.Gauge
 	unsealed   prometheus.Gauge
 	partitions prometheus.Gauge
+	restored   prometheus.Counter
 	redisDown  prometheus.Gauge
 	negative   prometheus.Counter
 	settle     prometheus.Observer
@@ -57,6 +58,9 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 		partitions: prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: "tollgate_ledger_partitions_missing", Help: "Monthly partitions that the journal lacks now or will lack in ten days.",
 		}),
+		restored: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "tollgate_ledger_restored_total", Help: "How often Postgres was another database or an older copy, and was filled up from the stream.",
+		}),
 		redisDown: prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: "tollgate_settler_redis_failing", Help: "1 while the last write-back to Redis failed.",
 		}),
@@ -75,6 +79,6 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 		}
 	}
 	m.events.WithLabelValues(kindUnknown, outcomeParked)
-	reg.MustRegister(m.lag, m.batchSize, m.events, m.open, m.gaps, m.missing, m.drift, m.unsealed, m.partitions, m.redisDown, m.negative, redis)
+	reg.MustRegister(m.lag, m.batchSize, m.events, m.open, m.gaps, m.missing, m.drift, m.unsealed, m.partitions, m.restored, m.redisDown, m.negative, redis)
 	return m
 }

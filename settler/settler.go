@@ -72,6 +72,7 @@ func New(config Config, d Deps) (*Settler, error) {
 		now: d.Now, messages: make(chan jetstream.Msg, 2*config.Batch), dirty: map[string]bool{},
 		keys: directory.NewSync(d.Store, js), granted: make(chan struct{}, 1),
 	}
+	s.store.Guard()
 	s.generations = rebuild.NewGenerations(js, config.Replicas, d.Now)
 	s.barrier = rebuild.NewBarrier(d.NATS, js, config.Replicas, config.PresenceWait, d.Now)
 	s.rebuild = rebuild.New(rebuild.Parts{
@@ -112,6 +113,7 @@ func (s *Settler) Run(ctx context.Context) error {
 	for range s.config.Workers {
 		group.Go(func() error { return s.work(ctx) })
 	}
+	group.Go(func() error { return s.every(ctx, "position", positionEvery, s.keepPosition) })
 	group.Go(func() error { return s.serveRebuilds(ctx) })
 	group.Go(func() error { return s.serveConfirmations(ctx) })
 	group.Go(func() error { return s.serveFills(ctx) })
@@ -146,13 +148,16 @@ func (s *Settler) prepare(ctx context.Context) error {
 func (s *Settler) ensure(ctx context.Context) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, 30*time.Second, errors.New("prepare: took more than 30 s"))
 	defer cancel()
+	if err := s.generations.Ensure(ctx); err != nil {
+		return err
+	}
+	if _, _, err := s.recognize(ctx); err != nil {
+		return err
+	}
 	if err := s.store.EnsurePartitions(ctx, s.now()); err != nil {
 		return err
 	}
 	if _, err := s.ensureConsumer(ctx); err != nil {
-		return err
-	}
-	if err := s.generations.Ensure(ctx); err != nil {
 		return err
 	}
 	if err := s.barrier.Ensure(ctx); err != nil {

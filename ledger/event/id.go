@@ -46,6 +46,7 @@ const (
 	RebuildSubject = "tollgate.rebuild"   // request: a slot whose mark is missing; the reply comes when it is rebuilt
 
 	RebuiltKey = "rebuilt" // in ControlBucket: the last generation that marks were written for
+	LedgerKey  = "ledger"  // in ControlBucket: which Postgres was settled in, and the highest mark that was noted there
 	RedisKey   = "redis"   // in ControlBucket: which Redis, and which of its histories, the marks were written to
 )
 

@@ -18,6 +18,8 @@ type Store struct {
 	pool *pgxpool.Pool
 
 	mu       sync.Mutex
+	guarded  bool             // see Guard
+	accepted string           // the server that statements may run on, see Accept
 	accounts map[string]int64 // account ids by name; accounts are never renamed or removed
 	families *families        // as last read; nil before that
 }
@@ -45,11 +47,12 @@ func Open(ctx context.Context, databaseURL string, maxConns int32) (*Store, erro
 	}
 	config.ConnConfig.RuntimeParams["timezone"] = "UTC"
 	config.ConnConfig.RuntimeParams["application_name"] = "tollgate"
-	pool, err := pgxpool.NewWithConfig(ctx, config)
-	if err != nil {
+	s := &Store{accounts: map[string]int64{}}
+	config.AfterConnect, config.PrepareConn = noteServer, s.admit
+	if s.pool, err = pgxpool.NewWithConfig(ctx, config); err != nil {
 		return nil, fmt.Errorf("open database: %w", err)
 	}
-	return &Store{pool: pool, accounts: map[string]int64{}}, nil
+	return s, nil
 }
 
 // Close ends all connections; it waits for those in use.

@@ -143,6 +143,14 @@ func (r *Rebuilder) alone(ctx context.Context, app, generation string) (bool, er
 // unbelieved is a generation that no gateway ever has.
 const unbelieved = "none"
 
+// Distrust has everything rebuilt, and nothing judged until then: Redis and Postgres are no longer of one history.
+func (r *Rebuilder) Distrust(ctx context.Context) error {
+	if _, err := r.Generations.Raise(ctx); err != nil {
+		return err
+	}
+	return r.Scripts.Rebuild(ctx, lua.RebuildCall{Slot: lua.SharedSlot, Generation: unbelieved})
+}
+
 // finished waits for a rebuild that is being written, and tells whether the slot has its mark then.
 func (r *Rebuilder) finished(ctx context.Context, slot, generation string) (bool, error) {
 	session, err := r.Store.Rebuilding(ctx)
