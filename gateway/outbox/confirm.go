@@ -4,6 +4,7 @@ import (
 	"errors"
 	"os"
 	"sort"
+	"strconv"
 	"time"
 
 	"tollgate/ledger/event"
@@ -47,18 +48,20 @@ func (o *Outbox) Mark() {
 
 // Confirm takes a settler's answer to the request that the last Mark came before. Segments that Postgres holds whole are
 // removed by Run. What the stream had acknowledged before the mark and neither Postgres nor the stream has was lost: it is
-// published again. A stream that answers it is a duplicate without having it is found out by the next confirmation, as often
-// as it takes; after its dedupe window it stores the event. Without a
-// Mark since the last answer nothing counts as lost.
+// published again, under a message id of its own: the stream remembers the ids of what it lost, and would take the event for a
+// duplicate. Without a Mark since the last answer nothing counts as lost.
 func (o *Outbox) Confirm(c event.Confirmation) {
 	o.mu.Lock()
 	mark, late := o.confirmed.mark, o.confirmed.late
 	o.confirmed.late = nil
 	o.confirmed.latest = c
-	lost := 0
+	lost, round := 0, lostMark+strconv.FormatInt(time.Now().UnixMilli(), 36)
 	if c.Settled && late != nil {
 		for _, s := range o.segments {
-			lost += s.again(c, mark, late)
+			if n := s.again(c, mark, late); n > 0 {
+				s.round = round
+				lost += n
+			}
 		}
 	}
 	o.mu.Unlock()
@@ -71,6 +74,9 @@ func (o *Outbox) Confirm(c event.Confirmation) {
 	o.wakeDrain()
 }
 
+// lostMark stands between an event's id and what tells its publications after losses apart.
+const lostMark = "#"
+
 // again makes pending what was lost of the segment, and counts it.
 func (s *segment) again(c event.Confirmation, mark uint64, late map[uint64]struct{}) int {
 	lost := 0
@@ -81,6 +87,7 @@ func (s *segment) again(c event.Confirmation, mark uint64, late map[uint64]struc
 		for _, lack := range c.Lacks(event.Span{From: held.From, Until: min(held.Until, mark+1)}) {
 			for sequence := lack.From; sequence < lack.Until; sequence++ {
 				if _, isLate := late[sequence]; !isLate && s.pending.add(sequence) {
+					s.lost.add(sequence)
 					lost++
 				}
 			}

@@ -13,7 +13,8 @@
 //	               └── no ack in time ─> published again by the drainer
 //
 // An event is lost when the settler has settled everything that the stream held, and Postgres still lacks what the stream had
-// acknowledged before: then no one but the outbox has it.
+// acknowledged before: then no one but the outbox has it. It is published again under another message id, because the stream
+// may remember the id of what it lost.
 //
 // The segments take at most Config.MaxBytes. What cannot be kept for want of room is treated as on a full disk:
 //

@@ -195,6 +195,7 @@ func (o *Outbox) acknowledged(sequence uint64, kind event.Kind) {
 	o.confirmed.acknowledged(sequence)
 	o.acked, o.away = time.Now(), false
 	if s := o.segmentLocked(sequence); s != nil && s.pending.remove(sequence) {
+		s.lost.remove(sequence)
 		o.metrics.spool.Dec()
 	}
 }

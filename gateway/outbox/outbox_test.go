@@ -270,15 +270,20 @@ func TestUndelivered(t *testing.T) {
 	require.Empty(t, o.undelivered(), "its first publication is under way")
 	o.unacknowledged(1)
 	require.Len(t, o.undelivered(), 1)
-	require.True(t, o.take(1))
-	require.False(t, o.take(1))
+	take := func(sequence uint64) bool {
+		round, taken := o.take(sequence)
+		require.Empty(t, round)
+		return taken
+	}
+	require.True(t, take(1))
+	require.False(t, take(1))
 	require.Empty(t, o.undelivered())
 	o.unacknowledged(1)
 	require.Len(t, o.undelivered(), 1)
 	o.acknowledged(1, event.KindReserved)
 	require.Empty(t, o.undelivered())
-	require.False(t, o.take(1))
-	require.False(t, o.take(99))
+	require.False(t, take(1))
+	require.False(t, take(99))
 }
 
 // A backlog of many times what may wait for acknowledgements is delivered whole and once.

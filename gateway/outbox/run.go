@@ -7,6 +7,7 @@ import (
 	"os"
 	"time"
 
+	"github.com/nats-io/nats.go/jetstream"
 	"golang.org/x/sync/errgroup"
 )
 
@@ -108,7 +109,8 @@ const maxAgain = 256
 // publishAgain waits while too many are outstanding.
 func (o *Outbox) publishAgain(ctx context.Context, payload []byte) error {
 	l := labelOf(payload)
-	if !o.take(l.sequence) {
+	round, taken := o.take(l.sequence)
+	if !taken {
 		return nil
 	}
 	select {
@@ -117,6 +119,7 @@ func (o *Outbox) publishAgain(ctx context.Context, payload []byte) error {
 		return ctx.Err()
 	}
 	p := o.newPublication(l.sequence, l, payload)
+	p.message.Header.Set(jetstream.MsgIDHeader, l.id+round)
 	p.slot = o.again
 	if o.send(p); p.future == nil {
 		<-o.again
@@ -131,19 +134,22 @@ func (o *Outbox) publishAgain(ctx context.Context, payload []byte) error {
 	}
 }
 
-// take marks the event as in flight, unless it is already or needs no publication.
-func (o *Outbox) take(sequence uint64) bool {
+// take marks the event as in flight, unless it is already or needs no publication. round is what to add to its message id.
+func (o *Outbox) take(sequence uint64) (round string, taken bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if _, ok := o.inFlight[sequence]; ok {
-		return false
+		return "", false
 	}
 	s := o.segmentLocked(sequence)
 	if s == nil || !s.pending.has(sequence) {
-		return false
+		return "", false
 	}
 	o.inFlight[sequence] = struct{}{}
-	return true
+	if s.lost.has(sequence) {
+		round = s.round
+	}
+	return round, true
 }
 
 func (o *Outbox) release(sequence uint64) {

@@ -32,6 +32,8 @@ type segment struct {
 	last    uint64   // 0 while empty
 	held    spans    // the sequences of its frames
 	pending spans    // of these, what the stream has not acknowledged
+	lost    spans    // of these, what it had acknowledged before
+	round   string   // names the confirmation that lost was found out by last
 	file    *os.File // nil when it is synced and closed
 	sealed  bool     // not written to any more; the next sync closes it
 	size    int64

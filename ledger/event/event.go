@@ -39,7 +39,7 @@ const (
 // Event is one fact. Exactly the part that belongs to its kind is set.
 type Event struct {
 	V          int       `json:"v"`
-	ID         string    `json:"id"` // UUIDv7:kind, unique for ever; also Nats-Msg-Id
+	ID         string    `json:"id"` // UUIDv7:kind, unique for ever; also Nats-Msg-Id, with #… behind it after the stream lost it
 	Kind       Kind      `json:"kind"`
 	App        string    `json:"app"`
 	OccurredAt time.Time `json:"occurred_at"`        // by the producer's clock, calibrated against Redis
