@@ -27,11 +27,15 @@ type dialect struct {
 var dialects = map[policy.Protocol]*dialect{
 	policy.ProtocolOpenAI:    &openAI,
 	policy.ProtocolAnthropic: &anthropic,
+	policy.ProtocolGemini:    &gemini,
 }
 
-// dialectOf finds the caller's dialect: a metered route's own, also for what is below it, and elsewhere by the headers that
+// dialectOf finds the caller's dialect: a metered route's own, also for what is below it, and elsewhere by what Google's or
 // Anthropic's SDKs send.
 func dialectOf(r *http.Request) *dialect {
+	if strings.HasPrefix(r.URL.Path, "/v1beta/") {
+		return &gemini
+	}
 	for _, e := range provider.Metered() {
 		if rest, ok := strings.CutPrefix(r.URL.Path, e.Path); ok && (rest == "" || rest[0] == '/') {
 			return dialects[e.Protocol]

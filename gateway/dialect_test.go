@@ -275,6 +275,8 @@ func TestDialectOfRoutes(t *testing.T) {
 		{"/v1/messagesque", "Authorization", &openAI},
 		{"/v1/models", "Authorization", &openAI},
 		{"/v1/models", "Anthropic-Version", &anthropic},
+		{"/v1beta/models/gemini-2.5-flash:generateContent", "X-Goog-Api-Key", &gemini},
+		{"/v1beta/models", "Authorization", &gemini},
 		{"/", "X-Api-Key", &anthropic},
 	} {
 		r := httptest.NewRequest(http.MethodGet, c.path, nil)

@@ -22,6 +22,7 @@ type exchange struct {
 	w        http.ResponseWriter
 	r        *http.Request
 	endpoint provider.Endpoint
+	model    string // that the path names, "" where the body does
 	start    time.Time
 
 	caller  admission.Caller
@@ -44,10 +45,10 @@ type exchange struct {
 }
 
 // serve is the path of one request, top to bottom. Each step answers the caller itself when it ends the path.
-func (g *Gateway) serve(w http.ResponseWriter, r *http.Request, endpoint provider.Endpoint) {
+func (g *Gateway) serve(w http.ResponseWriter, r *http.Request, endpoint provider.Endpoint, model string) {
 	g.active.Add(1)
 	defer g.active.Add(-1)
-	x := &exchange{g: g, w: w, r: r, endpoint: endpoint, start: time.Now(), reason: ledger.ReasonOK, traceID: traceID(r.Header)}
+	x := g.exchange(w, r, endpoint, model)
 	defer x.finish()
 	if !x.identify() || !x.parse() || !x.reserve() || !x.recordReserved() || !x.stillStands() {
 		return
@@ -62,11 +63,21 @@ func (g *Gateway) serve(w http.ResponseWriter, r *http.Request, endpoint provide
 	switch {
 	case response.StatusCode >= http.StatusMultipleChoices:
 		x.passRefused(response)
-	case x.request.Stream && isEventStream(response.Header):
-		x.passStream(response)
+	case x.request.Stream && isMedia(response.Header, "text/event-stream"):
+		x.passStream(response, func(sink provider.Sink, drain bool) (provider.Answer, error) {
+			return x.endpoint.RelayStream(sink, response.Body, !x.request.UsageAsked, drain)
+		})
+	case endpoint == provider.StreamGenerate && isMedia(response.Header, "application/json"):
+		x.passStream(response, func(sink provider.Sink, drain bool) (provider.Answer, error) {
+			return x.endpoint.RelayList(sink, response.Body, drain)
+		})
 	default:
 		x.passBody(response)
 	}
+}
+
+func (g *Gateway) exchange(w http.ResponseWriter, r *http.Request, endpoint provider.Endpoint, model string) *exchange {
+	return &exchange{g: g, w: w, r: r, endpoint: endpoint, model: model, start: time.Now(), reason: ledger.ReasonOK, traceID: traceID(r.Header)}
 }
 
 func (x *exchange) identify() bool {
@@ -74,7 +85,7 @@ func (x *exchange) identify() bool {
 		x.refuse(&admission.Refusal{Reason: ledger.ReasonShuttingDown, Message: "this gateway is stopping, ask again"})
 		return false
 	}
-	caller, refusal := x.g.admission.Identify(admission.Secret(x.r.Header))
+	caller, refusal := x.g.admission.Identify(secretOf(x.r))
 	x.caller = caller
 	if refusal != nil {
 		x.refuse(refusal)
@@ -87,7 +98,7 @@ func (x *exchange) identify() bool {
 func (x *exchange) parse() bool {
 	body, err := readBody(x.w, x.r, x.g.config.MaxBody)
 	if err == nil {
-		x.request, err = x.endpoint.Parse(body)
+		x.request, err = x.endpoint.Read(provider.Call{Model: x.model, Query: x.r.URL.Query(), Body: body})
 	}
 	if err == nil {
 		err = provider.CheckUser(userHeader, x.r.Header.Get(userHeader))
@@ -105,6 +116,15 @@ func (x *exchange) parse() bool {
 		x.problem(problem{reason: ledger.ReasonBadRequest, message: "the body could not be read: " + err.Error()})
 	}
 	return false
+}
+
+// secretOf is the caller's API key. Google's SDKs may send it in the query, which goes nowhere from here.
+func secretOf(r *http.Request) string {
+	secret := admission.Secret(r.Header)
+	if secret == "" && dialectOf(r) == &gemini {
+		secret = r.URL.Query().Get("key")
+	}
+	return secret
 }
 
 func readBody(w http.ResponseWriter, r *http.Request, limit int64) ([]byte, error) {
@@ -226,7 +246,7 @@ func (x *exchange) stillStands() bool {
 // then by its relay, where the provider's policy says so.
 func (x *exchange) forward(ctx context.Context) (*http.Response, bool) {
 	res := x.verdict.Reservation
-	body, err := x.request.UpstreamBody(res.Model)
+	body, err := x.request.UpstreamBody(res.Model, x.verdict.Provider.API)
 	if err != nil {
 		x.release(&event.Release{Reason: ledger.ReasonBadRequest})
 		x.problem(problem{reason: ledger.ReasonBadRequest, message: err.Error()})
@@ -247,7 +267,7 @@ func (x *exchange) send(ctx context.Context, body []byte) (*http.Response, error
 		header["X-Tollgate-Request-Id"] = []string{res.ID}
 	}
 	sent := time.Now()
-	response, err := x.verdict.Upstream.Send(ctx, x.endpoint.Path, header, body)
+	response, err := x.verdict.Upstream.Send(ctx, x.request.Target(res.Model), header, body)
 	took, code := time.Since(sent), 0
 	if err == nil {
 		x.firstByte, code = took, response.StatusCode
@@ -314,9 +334,9 @@ func (x *exchange) passRefused(response *http.Response) {
 	}
 }
 
-func isEventStream(header http.Header) bool {
+func isMedia(header http.Header, want string) bool {
 	mediaType, _, err := mime.ParseMediaType(header.Get("Content-Type"))
-	return err == nil && mediaType == "text/event-stream"
+	return err == nil && mediaType == want
 }
 
 func (x *exchange) passBody(response *http.Response) {
@@ -333,11 +353,11 @@ func (x *exchange) passBody(response *http.Response) {
 	}
 }
 
-func (x *exchange) passStream(response *http.Response) {
+func (x *exchange) passStream(response *http.Response, relay func(sink provider.Sink, drain bool) (provider.Answer, error)) {
 	x.writeHeader(response)
 	sink := &flushSink{ResponseWriter: x.w, start: x.start, first: x.g.metrics.firstToken}
 	drain := x.verdict.Provider.OnDisconnect == policy.OnDisconnectDrain
-	answer, err := x.endpoint.RelayStream(sink, response.Body, !x.request.UsageAsked, drain)
+	answer, err := relay(sink, drain)
 	if err != nil && x.r.Context().Err() != nil {
 		answer.Finish = ledger.ReasonClientGone
 	}

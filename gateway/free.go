@@ -4,7 +4,6 @@ import (
 	"context"
 	"log/slog"
 	"net/http"
-	"time"
 
 	"tollgate/gateway/admission"
 	"tollgate/gateway/provider"
@@ -14,15 +13,15 @@ import (
 
 // serveFree passes on a request that its provider does not bill: it takes from no budget and no rate, and leaves no event. Key
 // and model must be known all the same, and the model is the policy's.
-func (g *Gateway) serveFree(w http.ResponseWriter, r *http.Request, endpoint provider.Endpoint) {
+func (g *Gateway) serveFree(w http.ResponseWriter, r *http.Request, endpoint provider.Endpoint, model string) {
 	g.active.Add(1)
 	defer g.active.Add(-1)
-	x := &exchange{g: g, w: w, r: r, endpoint: endpoint, start: time.Now(), reason: ledger.ReasonOK, traceID: traceID(r.Header)}
+	x := g.exchange(w, r, endpoint, model)
 	defer x.finishFree()
 	if !x.identify() || !x.parse() || !x.route() {
 		return
 	}
-	body, err := x.request.UpstreamBody(x.verdict.Reservation.Model)
+	body, err := x.request.UpstreamBody(x.verdict.Reservation.Model, x.verdict.Provider.API)
 	if err != nil {
 		x.problem(problem{reason: ledger.ReasonBadRequest, message: err.Error()})
 		return

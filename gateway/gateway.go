@@ -69,8 +69,7 @@ type Gateway struct {
 	presentOnce atomic.Bool // settlers have been told of this gateway
 }
 
-// New binds a gateway to its parts. It errors when the policy asks for what this version cannot enforce, when a provider's
-// secret is missing, when prices contradict each other, or when a trusted proxy has no address.
+// New binds a gateway to its parts. It errors when a provider's secret is missing, when prices contradict each other, or when a trusted proxy has no address.
 func New(config Config, d Deps) (*Gateway, error) {
 	trusted, err := config.trustedProxies()
 	if err != nil {
@@ -110,9 +109,6 @@ const learnedPairs = 10_000
 
 // setPolicy takes a policy into force whole, or errors and leaves the running one.
 func (g *Gateway) setPolicy(p *policy.Policy) error {
-	if later := p.Unsupported(); len(later) > 0 {
-		return fmt.Errorf("the policy asks for what this version does not enforce:\n%w", later)
-	}
 	upstreams, err := connect(p, g.transport)
 	if err != nil {
 		return err
@@ -134,7 +130,7 @@ func connect(p *policy.Policy, transport http.RoundTripper) (map[string]*provide
 			problems = append(problems, fmt.Errorf("provider %s (line %d): %w", name, pr.Line, err))
 			continue
 		}
-		upstreams[name] = provider.NewUpstream(name, pr.Protocol, pr.BaseURL, secret, transport)
+		upstreams[name] = provider.NewUpstream(pr, secret, transport)
 	}
 	return upstreams, errors.Join(problems...)
 }

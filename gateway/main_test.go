@@ -141,6 +141,7 @@ providers:
   patient: {protocol: openai, base_url: "%[1]s/v1", api_key_file: "%[2]s", on_disconnect: drain}
   anthropic: {protocol: anthropic, base_url: "%[1]s/v1", api_key_file: "%[2]s"}
   steady: {protocol: anthropic, base_url: "%[1]s/v1", api_key_file: "%[2]s", on_disconnect: drain}
+  google: {protocol: gemini, base_url: "%[1]s/v1beta", api_key_file: "%[2]s"}
 models:
   gpt-4o-mini: {provider: openai}
   fast: {provider: openai, upstream_model: gpt-4o-mini}
@@ -149,6 +150,8 @@ models:
   text-embedding-3-small: {provider: openai}
   claude: {provider: anthropic, upstream_model: claude-sonnet-4-6}
   steady: {provider: steady, upstream_model: claude-sonnet-4-6}
+  gemini-2.5-flash: {provider: google}
+  quick: {provider: google, upstream_model: gemini-2.5-flash}
 prices:
   - {provider: patient, model: gpt-4o-mini, from: 2020-01-01, usd_per_million: {input: 0.15, output: 0.60}}
   - {provider: steady, model: claude-sonnet-4-6, from: 2020-01-01, usd_per_million: {input: 3, output: 15}}

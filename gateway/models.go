@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strings"
 
-	"tollgate/gateway/admission"
 	"tollgate/ledger"
 	"tollgate/ledger/policy"
 )
@@ -41,7 +40,7 @@ func (g *Gateway) refuseRoute(w http.ResponseWriter, r *http.Request) {
 }
 
 func (g *Gateway) known(w http.ResponseWriter, r *http.Request) bool {
-	_, refusal := g.admission.Identify(admission.Secret(r.Header))
+	_, refusal := g.admission.Identify(secretOf(r))
 	if refusal != nil {
 		g.problem(w, r, &problem{reason: refusal.Reason, message: refusal.Message, refusal: refusal})
 	}

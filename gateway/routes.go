@@ -7,6 +7,7 @@ import (
 
 	"tollgate/gateway/provider"
 	"tollgate/ledger"
+	"tollgate/ledger/policy"
 )
 
 // Handler is the data plane: every route in one place. What is not listed is refused, because it could not be metered.
@@ -17,14 +18,32 @@ func (g *Gateway) Handler() http.Handler {
 	router.RedirectTrailingSlash = false
 	router.Use(g.recoverPanic)
 	for _, endpoint := range provider.Metered() {
-		router.POST(endpoint.Path, func(c *gin.Context) { g.serve(c.Writer, c.Request, endpoint) })
+		if endpoint.Protocol != policy.ProtocolGemini {
+			router.POST(endpoint.Path, func(c *gin.Context) { g.serve(c.Writer, c.Request, endpoint, "") })
+		}
 	}
-	router.POST(provider.CountTokens.Path, func(c *gin.Context) { g.serveFree(c.Writer, c.Request, provider.CountTokens) })
-	router.GET("/v1/models", func(c *gin.Context) { g.listModels(c.Writer, c.Request) })
-	router.GET("/v1/models/:model", func(c *gin.Context) { g.showModel(c.Writer, c.Request, c.Param("model")) })
+	router.POST(provider.CountTokens.Path, func(c *gin.Context) { g.serveFree(c.Writer, c.Request, provider.CountTokens, "") })
+	router.POST(provider.GeminiModels+":call", func(c *gin.Context) { g.serveGemini(c.Writer, c.Request, c.Param("call")) })
+	for _, models := range []string{"/v1/models", "/v1beta/models"} {
+		router.GET(models, func(c *gin.Context) { g.listModels(c.Writer, c.Request) })
+		router.GET(models+"/:model", func(c *gin.Context) { g.showModel(c.Writer, c.Request, c.Param("model")) })
+	}
 	router.NoRoute(func(c *gin.Context) { g.refuseRoute(c.Writer, c.Request) })
 	router.NoMethod(func(c *gin.Context) { g.refuseRoute(c.Writer, c.Request) })
 	return router
+}
+
+// serveGemini serves a call "<model>:<method>".
+func (g *Gateway) serveGemini(w http.ResponseWriter, r *http.Request, call string) {
+	endpoint, model, ok := provider.GeminiMethod(call)
+	switch {
+	case !ok:
+		g.refuseRoute(w, r)
+	case endpoint == provider.CountContent:
+		g.serveFree(w, r, endpoint, model)
+	default:
+		g.serve(w, r, endpoint, model)
+	}
 }
 
 // recoverPanic answers a bug with 500. The deliberate abort of a connection goes on to net/http: swallowing it would make an

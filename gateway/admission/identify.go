@@ -1,6 +1,7 @@
 package admission
 
 import (
+	"cmp"
 	"net/http"
 	"strings"
 	"time"
@@ -18,13 +19,13 @@ type Caller struct {
 	Plan string
 }
 
-// Secret is the API key of a request: Authorization: Bearer, or x-api-key.
+// Secret is the API key of a request: Authorization: Bearer, or the header that Anthropic, Google or Azure has for it.
 func Secret(h http.Header) string {
 	// The scheme's case does not count (RFC 9110, 11.1).
 	if scheme, secret, ok := strings.Cut(h.Get("Authorization"), " "); ok && strings.EqualFold(scheme, "Bearer") {
 		return strings.TrimSpace(secret)
 	}
-	return h.Get("X-Api-Key")
+	return cmp.Or(h.Get("X-Api-Key"), h.Get("X-Goog-Api-Key"), h.Get("Api-Key"))
 }
 
 // Identify finds the caller of a secret. The plan is the key's, else what the policy says of the app, else the app's own,

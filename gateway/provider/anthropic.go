@@ -11,13 +11,13 @@ import (
 )
 
 // parseAnthropic reads a request of Anthropic's messages, or one that counts their tokens.
-func parseAnthropic(endpoint Endpoint, body []byte) (*Request, error) {
-	found, err := fields(body)
+func parseAnthropic(endpoint Endpoint, call Call) (*Request, error) {
+	found, err := fields(call.Body)
 	if err != nil {
 		return nil, err
 	}
 	// The usage comes in every stream, unasked.
-	r := &Request{Endpoint: endpoint, body: body, found: found, UsageAsked: true}
+	r := &Request{Endpoint: endpoint, body: call.Body, found: found, UsageAsked: true}
 	if r.Model, err = text(found, "model"); err != nil {
 		return nil, err
 	}
@@ -40,7 +40,7 @@ func parseAnthropic(endpoint Endpoint, body []byte) (*Request, error) {
 		return nil, err
 	}
 	r.choices = min(r.bound, 1)
-	if bytes.Contains(body, hourField) {
+	if bytes.Contains(call.Body, hourField) {
 		r.Also = []ledger.Class{ledger.ClassCacheWrite1h}
 	}
 	return r, nil
@@ -81,7 +81,7 @@ func answerAnthropic(body []byte, a *Answer) {
 	a.Model, a.UpstreamID = name(found[1]), name(found[2])
 	var u anthropicUsage
 	u.read(found[0])
-	a.Reading = u.reading()
+	a.Reading, a.Tier = u.reading(), u.tier
 }
 
 // anthropicUsage is what a message has told of its usage so far. A stream tells it twice: at the start, and at the end the
@@ -93,6 +93,8 @@ type anthropicUsage struct {
 	output                  ledger.Tokens
 	thinking                ledger.Tokens // part of output
 	inputGiven, outputGiven bool
+	searches                int64
+	tier                    ledger.ServiceTier
 	nothing                 bool // a figure that no other one contains is no count
 	inconsistent            bool
 }
@@ -122,6 +124,12 @@ func (u *anthropicUsage) read(usage gjson.Result) {
 	}
 	if output, told := figure("output_tokens"); told {
 		u.output, u.outputGiven = output, true
+	}
+	if n, ok := tokenCount(usage.Get("server_tool_use.web_search_requests")); ok && n > 0 {
+		u.searches = int64(n)
+	}
+	if tier := usage.Get("service_tier"); given(tier) {
+		u.tier = serviceTier(tier.Str)
 	}
 	if thinking := usage.Get("output_tokens_details.thinking_tokens"); given(thinking) {
 		n, ok := tokenCount(thinking)
@@ -160,7 +168,7 @@ func (u *anthropicUsage) reading() Reading {
 	r := Reading{
 		Usage: ledger.Usage{
 			Input: u.input, CachedInput: u.cached, CacheWrite5m: u.written5m, CacheWrite1h: u.written1h,
-			Output: u.output - u.thinking, Reasoning: u.thinking,
+			Output: u.output - u.thinking, Reasoning: u.thinking, Calls: ledger.Calls{WebSearch: u.searches},
 		},
 		State: ledger.UsageReported,
 	}
@@ -217,7 +225,7 @@ var anthropicText = [][]byte{[]byte(`"text":"`), []byte(`"thinking":"`), []byte(
 // close takes what the stream told. Where the final figures never came, the input is known from the start, but the output only
 // from what was streamed.
 func (m *anthropicMeter) close(a *Answer) {
-	a.Reading = m.usage.reading()
+	a.Reading, a.Tier = m.usage.reading(), m.usage.tier
 	if m.final || a.State == "" {
 		return
 	}

@@ -65,7 +65,10 @@ type toldUsage struct {
 		Short int64 `json:"ephemeral_5m_input_tokens"`
 		Hour  int64 `json:"ephemeral_1h_input_tokens"`
 	} `json:"cache_creation"`
-	Output  *int64 `json:"output_tokens"`
+	Output *int64 `json:"output_tokens"`
+	Tools  struct {
+		Searches int64 `json:"web_search_requests"`
+	} `json:"server_tool_use"`
 	Details struct {
 		Thinking int64 `json:"thinking_tokens"`
 	} `json:"output_tokens_details"`
@@ -78,7 +81,7 @@ func (u *toldUsage) over(later toldUsage) {
 			*f.to = *f.from
 		}
 	}
-	u.Details = later.Details
+	u.Details, u.Tools = later.Details, later.Tools
 }
 
 func (u *toldUsage) usage() ledger.Usage {
@@ -92,6 +95,7 @@ func (u *toldUsage) usage() ledger.Usage {
 	return ledger.Usage{
 		Input: n(u.Input), CachedInput: n(u.Cached), CacheWrite5m: n(u.Written) - hour, CacheWrite1h: hour,
 		Output: n(u.Output) - thinking, Reasoning: thinking,
+		Calls: ledger.Calls{WebSearch: u.Tools.Searches},
 	}
 }
 
@@ -145,7 +149,7 @@ func TestRecordedMessages(t *testing.T) {
 		require.NoError(t, json.Unmarshal(e.Request, &asked), e.ID)
 		require.Equal(t, asked.Model, r.Model, e.ID)
 		require.Equal(t, ledger.Tokens(asked.MaxTokens), readOf(r).Output, e.ID)
-		sent, err := r.UpstreamBody(r.Model)
+		sent, err := r.UpstreamBody(r.Model, "")
 		require.NoError(t, err, e.ID)
 		require.Equal(t, string(e.Request), string(sent), e.ID)
 		require.Equal(t, http.StatusOK, e.Status, e.ID)
@@ -163,7 +167,7 @@ func TestRecordedMessages(t *testing.T) {
 		}
 		require.Equal(t, e.Response, passed, e.ID)
 		model, id, usage := told(t, e)
-		require.Equal(t, Reading{usage, ledger.UsageReported}, answer.Reading, e.ID)
+		require.Equal(t, Reading{Usage: usage, State: ledger.UsageReported}, answer.Reading, e.ID)
 		require.Equal(t, model, answer.Model, e.ID)
 		require.Equal(t, id, answer.UpstreamID, e.ID)
 		require.Equal(t, ledger.ReasonOK, answer.Finish, e.ID)

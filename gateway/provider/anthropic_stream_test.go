@@ -74,9 +74,11 @@ func TestRelayMessage(t *testing.T) {
 	done := func(r Reading, events int64) Answer {
 		return Answer{Reading: r, Model: "claude-9", UpstreamID: "msg_7", Events: events, FirstByte: true, Finish: ledger.ReasonOK}
 	}
-	reported := func(u ledger.Usage, events int64) Answer { return done(Reading{u, ledger.UsageReported}, events) }
+	reported := func(u ledger.Usage, events int64) Answer {
+		return done(Reading{Usage: u, State: ledger.UsageReported}, events)
+	}
 	failed := func(u ledger.Usage, events int64) Answer {
-		a := done(Reading{u, ledger.UsageEstimated}, events)
+		a := done(Reading{Usage: u, State: ledger.UsageEstimated}, events)
 		a.Finish = ledger.ReasonUpstreamFailed
 		return a
 	}
@@ -90,15 +92,15 @@ func TestRelayMessage(t *testing.T) {
 		want Answer
 	}{
 		"every kind of block":      {message(), reported(cached, 4)},
-		"final figures count":      {start + textDelta("a") + messageDelta("end_turn", fullUsage) + messageStop, reported(ledger.Usage{Input: 1500, CachedInput: 400, CacheWrite5m: 10, CacheWrite1h: 20, Output: 60}, 1)},
+		"final figures count":      {start + textDelta("a") + messageDelta("end_turn", fullUsage) + messageStop, reported(ledger.Usage{Input: 1500, CachedInput: 400, CacheWrite5m: 10, CacheWrite1h: 20, Output: 60, Calls: ledger.Calls{WebSearch: 1}}, 1)},
 		"two final figures":        {start + messageDelta("", `{"output_tokens":9}`) + end, reported(cached, 0)},
 		"zeros are left out":       {start + messageDelta("end_turn", `{"input_tokens":0,"cache_read_input_tokens":0,"cache_creation_input_tokens":0,"output_tokens":5}`) + messageStop, reported(ledger.Usage{Input: 700, CachedInput: 400, CacheWrite5m: 10, CacheWrite1h: 20, Output: 5}, 0)},
-		"usage at the end alone":   {messageStart(`null`) + messageDelta("end_turn", fullUsage) + messageStop, reported(ledger.Usage{Input: 1500, CachedInput: 400, CacheWrite5m: 30, Output: 60}, 0)},
+		"usage at the end alone":   {messageStart(`null`) + messageDelta("end_turn", fullUsage) + messageStop, reported(ledger.Usage{Input: 1500, CachedInput: 400, CacheWrite5m: 30, Output: 60, Calls: ledger.Calls{WebSearch: 1}}, 0)},
 		"a refusal":                {start + textDelta("I can") + messageDelta("refusal", `{"output_tokens":4}`) + messageStop, reported(changed(func(u *ledger.Usage) { u.Output, u.Reasoning = 4, 0 }), 1)},
 		"later cache of an hour":   {messageStart(`{"input_tokens":1,"cache_creation_input_tokens":20,"cache_creation":{"ephemeral_1h_input_tokens":20},"output_tokens":1}`) + messageDelta("end_turn", `{"cache_creation_input_tokens":50,"output_tokens":2}`) + messageStop, reported(ledger.Usage{Input: 1, CacheWrite1h: 50, Output: 2}, 0)},
 		"no usage":                 {messageStart(`null`) + textDelta("a") + messageDelta("end_turn", `null`) + messageStop, done(Reading{}, 1)},
 		"no start":                 {textDelta("a") + end, Answer{Events: 1, FirstByte: true, Finish: ledger.ReasonOK}},
-		"no final figures":         {start + textDelta("a") + messageStop, done(Reading{changed(func(u *ledger.Usage) { u.Output, u.Reasoning = 2, 0 }), ledger.UsageEstimated}, 1)},
+		"no final figures":         {start + textDelta("a") + messageStop, done(Reading{Usage: changed(func(u *ledger.Usage) { u.Output, u.Reasoning = 2, 0 }), State: ledger.UsageEstimated}, 1)},
 		"an error at once":         {overloaded, Answer{FirstByte: true, Finish: ledger.ReasonUpstreamFailed}},
 		"an error in the middle":   {start + strings.Repeat(textDelta("a"), 40) + overloaded, failed(changed(func(u *ledger.Usage) { u.Output, u.Reasoning = 40, 0 }), 40)},
 		"an error after the usage": {start + textDelta("a") + messageDelta("end_turn", endUsage) + overloaded, func() Answer { a := reported(cached, 1); a.Finish = ledger.ReasonUpstreamFailed; return a }()},
@@ -180,7 +182,7 @@ func TestRelayMessageCut(t *testing.T) {
 func TestRelayMessageUsageCutAnywhere(t *testing.T) {
 	t.Parallel()
 	start, end := messageStart(startUsage), messageDelta("end_turn", fullUsage)
-	want := ledger.Usage{Input: 1500, CachedInput: 400, CacheWrite5m: 10, CacheWrite1h: 20, Output: 60}
+	want := ledger.Usage{Input: 1500, CachedInput: 400, CacheWrite5m: 10, CacheWrite1h: 20, Output: 60, Calls: ledger.Calls{WebSearch: 1}}
 	for size := range len(end) {
 		answer, err := Messages.RelayStream(&sink{}, iotest.TimeoutReader(strings.NewReader(start+end[:size])), false, false)
 		require.ErrorIs(t, err, ErrUpstreamCut)

@@ -79,10 +79,10 @@ func TestParseAnthropicReads(t *testing.T) {
 			require.Positive(t, c.want.Input)
 			require.Equal(t, c.want, readOf(got))
 			require.Equal(t, []any{"m", Messages, body}, []any{got.Model, got.Endpoint, string(got.body)})
-			sent, err := got.UpstreamBody("m")
+			sent, err := got.UpstreamBody("m", "")
 			require.NoError(t, err)
 			require.Equal(t, body, string(sent), "nothing is added")
-			sent, err = got.UpstreamBody("claude-1")
+			sent, err = got.UpstreamBody("claude-1", "")
 			require.NoError(t, err)
 			require.Equal(t, strings.Replace(body, `"m"`, `"claude-1"`, 1), string(sent))
 		})
@@ -106,8 +106,8 @@ func TestParseCountTokens(t *testing.T) {
 
 func TestReadAnthropicUsage(t *testing.T) {
 	t.Parallel()
-	reported := func(u ledger.Usage) Reading { return Reading{u, ledger.UsageReported} }
-	inconsistent := func(u ledger.Usage) Reading { return Reading{u, ledger.UsageInconsistent} }
+	reported := func(u ledger.Usage) Reading { return Reading{Usage: u, State: ledger.UsageReported} }
+	inconsistent := func(u ledger.Usage) Reading { return Reading{Usage: u, State: ledger.UsageInconsistent} }
 	for name, c := range map[string]struct {
 		text string
 		want Reading
@@ -174,7 +174,7 @@ func FuzzParseAnthropic(f *testing.F) {
 		require.Positive(t, e.Input)
 		require.GreaterOrEqual(t, e.Output, ledger.Tokens(0))
 		require.LessOrEqual(t, len(r.User), MaxName)
-		sent, err := r.UpstreamBody("other")
+		sent, err := r.UpstreamBody("other", "")
 		require.NoError(t, err)
 		var before, after map[string]any
 		if json.Unmarshal(body, &before) != nil {

@@ -1,8 +1,8 @@
 // Package provider speaks the providers' protocols: it reads from a caller's body what admission must know, forwards it,
 // relays the answer byte for byte, and meters what was used.
 //
-// A protocol is one file: a parser for the request (model, output bound, what to estimate) and one for the usage, in a body
-// and in a stream. It is a row of the table in protocol.go; the rest of the package does not know protocols. Nothing is
+// A kind of request is one file: a parser for the request (model, output bound, what to estimate) and one for the usage, in a
+// body and in a stream. It is a row of the table in protocol.go; the rest of the package does not know protocols. Nothing is
 // translated: an endpoint belongs to a protocol, and so does each provider.
 //
 // # What a caller can rely on
@@ -23,6 +23,8 @@
 // # Not guaranteed yet
 //
 // Where a provider reports no usage the charge is an estimate, marked so; where a stream of Anthropic's ends before its final
-// figures, that is the input as its start told it, and the output as it was streamed. What Anthropic tells apart from a message's
-// usage, under iterations, is not counted: what another model or a compaction used inside one answer.
+// figures, that is the input as its start told it, and the output as it was streamed. A response in the background is charged
+// its estimate; images that one draws by a tool are billed by a model of their own, and are not counted.
+// What Anthropic tells apart from a message's usage, under iterations, is not counted: what another model or a compaction used
+// inside one answer.
 package provider

@@ -33,7 +33,7 @@ func (e Estimate) Corrected() ledger.Tokens {
 func (r *Request) Estimate(model string) Estimate {
 	bound := r.bound
 	if bound == 0 {
-		bound = int64(DefaultOutput)
+		bound = int64(DefaultOutput) + r.thinking
 	}
 	e := Estimate{Output: ledger.Tokens(bound * r.choices), Bounded: r.bound > 0, Choices: r.choices}
 	e.Input, e.Exact = estimateInput(r.Endpoint, model, r.found)

@@ -85,7 +85,7 @@ func (e *estimator) item(item gjson.Result) {
 // laterTools is what is said of tools that come after the start of a conversation, measured.
 const laterTools = 80
 
-// sealedBytes of what a model has sealed are taken for a token.
+// sealedBytes of what a model has sealed are taken for a token, where nothing better is known.
 const sealedBytes = 8
 
 // inputContent adds the content of an item: a text, a part, or a list of parts.

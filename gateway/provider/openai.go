@@ -4,20 +4,22 @@ import (
 	"bytes"
 	"fmt"
 	"math"
+	"strings"
 
 	"github.com/tidwall/gjson"
 	"github.com/tidwall/sjson"
 
 	"tollgate/ledger"
+	"tollgate/ledger/policy"
 )
 
 // parseOpenAI reads a request of OpenAI's chat completions, completions or embeddings.
-func parseOpenAI(endpoint Endpoint, body []byte) (*Request, error) {
-	found, err := fields(body)
+func parseOpenAI(endpoint Endpoint, call Call) (*Request, error) {
+	found, err := fields(call.Body)
 	if err != nil {
 		return nil, err
 	}
-	r := &Request{Endpoint: endpoint, body: body, found: found}
+	r := &Request{Endpoint: endpoint, body: call.Body, found: found}
 	if r.Model, err = text(found, "model"); err != nil {
 		return nil, err
 	}
@@ -116,8 +118,11 @@ func prompts(prompt gjson.Result) int64 {
 }
 
 // UpstreamBody is the body to send: the caller's bytes, with the provider's name for the model, and with a stream asked to
-// report its usage.
-func (r *Request) UpstreamBody(model string) ([]byte, error) {
+// report its usage, unless the API refuses that and reports it unasked.
+func (r *Request) UpstreamBody(model string, api policy.API) ([]byte, error) {
+	if r.Endpoint.Protocol == policy.ProtocolGemini {
+		return r.geminiBody(model)
+	}
 	body := r.body
 	var err error
 	if model != r.Model {
@@ -125,7 +130,7 @@ func (r *Request) UpstreamBody(model string) ([]byte, error) {
 			return nil, fmt.Errorf("set model: %w", err)
 		}
 	}
-	if r.Stream && !r.UsageAsked {
+	if r.Stream && !r.UsageAsked && api != policy.APIMistral {
 		if body, err = sjson.SetBytes(body, "stream_options.include_usage", true); err != nil {
 			return nil, fmt.Errorf("ask for usage: %w", err)
 		}
@@ -145,9 +150,9 @@ func readOpenAIUsage(usage gjson.Result) Reading {
 }
 
 // readTotals reads a usage object whose totals contain their parts: the input what was cached, written to a cache, heard or
-// seen, the output the reasoning and what was spoken or drawn. The details stand beside each total under its name. Parts that do not fit into
-// their total, or a total that is not their sum, make the reading inconsistent: the totals are then taken without parts, and
-// the larger reading counts. Where the totals themselves are no counts, nothing was said.
+// seen, the output the reasoning and what was spoken or drawn. The details stand beside each total under its name. Parts that
+// do not fit into their total, or a total that is not their sum, make the reading inconsistent: the totals are then taken
+// without parts, and the larger reading counts. Where the totals themselves are no counts, nothing was said.
 func readTotals(usage gjson.Result, input, output string) Reading {
 	if !usage.IsObject() {
 		return Reading{}
@@ -186,13 +191,37 @@ func readTotals(usage gjson.Result, input, output string) Reading {
 	}
 	u.Input = in - u.InputTotal()
 	u.Output = out - u.OutputTotal()
+	cachedBeyondText(&u)
 	switch {
 	case !consistent || u.Negative() || total != in+out:
-		return Reading{ledger.Usage{Input: in, Output: max(out, total-in)}, ledger.UsageInconsistent}
+		return Reading{Usage: ledger.Usage{Input: in, Output: max(out, total-in)}, State: ledger.UsageInconsistent}
 	case total == 0:
 		return Reading{State: ledger.UsageReportedZero}
 	}
-	return Reading{u, ledger.UsageReported}
+	return Reading{Usage: u, State: ledger.UsageReported}
+}
+
+// cachedBeyondText finds what was cached among images and audio, where more came from a cache than there is text.
+func cachedBeyondText(u *ledger.Usage) {
+	for _, part := range []struct{ whole, cached *ledger.Tokens }{{&u.InputImage, &u.CachedInputImage}, {&u.InputAudio, &u.CachedInputAudio}} {
+		if over := min(-u.Input, *part.whole, u.CachedInput); over > 0 {
+			u.Input += over
+			u.CachedInput -= over
+			*part.whole -= over
+			*part.cached += over
+		}
+	}
+}
+
+// serviceTier finds the tier in a provider's name for it.
+func serviceTier(name string) ledger.ServiceTier {
+	name = strings.ToLower(name)
+	for _, tier := range []ledger.ServiceTier{ledger.ServiceBatch, ledger.ServiceFlex, ledger.ServicePriority} {
+		if strings.HasSuffix(name, string(tier)) {
+			return tier
+		}
+	}
+	return ledger.ServiceStandard
 }
 
 // firstGiven is the first value that is there, for figures that providers name differently.
@@ -222,9 +251,9 @@ func tokenCount(value gjson.Result) (n ledger.Tokens, ok bool) {
 }
 
 func answerOpenAI(body []byte, a *Answer) {
-	found := gjson.GetManyBytes(body, "usage", "model", "id")
+	found := gjson.GetManyBytes(body, "usage", "model", "id", "service_tier")
 	a.Reading = readOpenAIUsage(found[0])
-	a.Model, a.UpstreamID = name(found[1]), name(found[2])
+	a.Model, a.UpstreamID, a.Tier = name(found[1]), name(found[2]), serviceTier(found[3].Str)
 }
 
 var (
@@ -257,12 +286,12 @@ func (openAIMeter) event(data []byte, a *Answer) (withhold, last bool) {
 	if !bytes.Contains(data, usageField) {
 		return false, last
 	}
-	found := gjson.GetManyBytes(data, "usage", "choices.#")
-	reading := readOpenAIUsage(found[0])
+	found := gjson.GetManyBytes(data, "usage", "choices.#", "x_groq.usage", "service_tier")
+	reading := readOpenAIUsage(firstGiven(found[0], found[2]))
 	if reading.State == "" || !wholeJSON(data) {
 		return false, last
 	}
-	a.Reading = reading
+	a.Reading, a.Tier = reading, serviceTier(found[3].Str)
 	if found[1].Exists() && found[1].Int() == 0 {
 		a.Events--
 		return true, last

@@ -147,7 +147,7 @@ func TestUpstreamBody(t *testing.T) {
 			t.Parallel()
 			r, err := Chat.Parse([]byte(c.body))
 			require.NoError(t, err)
-			got, err := r.UpstreamBody(c.model)
+			got, err := r.UpstreamBody(c.model, "")
 			require.NoError(t, err)
 			require.Equal(t, c.want, string(got))
 			require.Equal(t, c.body, string(r.body), "what was parsed stays")
@@ -162,9 +162,15 @@ func FuzzParseOpenAI(f *testing.F) {
 	f.Add([]byte(`{"model":"m","input":[[1],[]]}`), uint8(2))
 	f.Add([]byte(`{"model":"m","messages":[],"stream":true,"stream_options":{"include_usage":null}}`), uint8(0))
 	f.Add([]byte(`{"model":"m","input":[{"type":"function_call","arguments":"{}"},{"role":"user","content":[{"type":"input_image"}]}],"tools":[{"type":"web_search"}]}`), uint8(3))
+	f.Add([]byte(`{"contents":[{"parts":[{"inlineData":{"data":"AA"}},{"functionCall":{"args":{}}}]}],"generation_config":{"candidate_count":2}}`), uint8(4))
+	f.Add([]byte(`{"requests":[{"model":"models/m","content":{"parts":{"text":"a"}}}]}`), uint8(5))
 	f.Fuzz(func(t *testing.T, body []byte, kind uint8) {
-		endpoint := []Endpoint{Chat, Completions, Embeddings, Responses}[kind%4]
-		r, err := endpoint.Parse(body)
+		endpoint := []Endpoint{Chat, Completions, Embeddings, Responses, Generate, BatchEmbed}[kind%6]
+		call, gemini := Call{Body: body}, endpoint == Generate || endpoint == BatchEmbed
+		if gemini {
+			call.Model = "m"
+		}
+		r, err := endpoint.Read(call)
 		if err != nil {
 			var bad *RequestError
 			require.ErrorAs(t, err, &bad)
@@ -173,14 +179,18 @@ func FuzzParseOpenAI(f *testing.F) {
 		e := r.Estimate(r.Model)
 		require.Positive(t, e.Input)
 		require.GreaterOrEqual(t, e.Output, ledger.Tokens(0))
-		require.Equal(t, endpoint == Embeddings, e.Output == 0)
-		sent, err := r.UpstreamBody("other")
+		require.Equal(t, endpoint == Embeddings || endpoint == BatchEmbed, e.Output == 0)
+		sent, err := r.UpstreamBody("other", "")
 		require.NoError(t, err)
 		var before, after map[string]any
 		if json.Unmarshal(body, &before) != nil {
 			return // numbers that this decoder does not take
 		}
 		require.NoError(t, json.Unmarshal(sent, &after))
+		if gemini {
+			require.Equal(t, len(before), len(after))
+			return
+		}
 		require.Equal(t, "other", after["model"])
 		if options, ok := after["stream_options"].(map[string]any); r.Stream && endpoint != Responses {
 			require.True(t, ok)
@@ -204,7 +214,7 @@ func BenchmarkParseOpenAI(b *testing.B) {
 		if err != nil {
 			b.Fatal(err)
 		}
-		if _, err := r.UpstreamBody("gpt-4o-mini"); err != nil {
+		if _, err := r.UpstreamBody("gpt-4o-mini", ""); err != nil {
 			b.Fatal(err)
 		}
 	}

@@ -2,6 +2,7 @@ package provider
 
 import (
 	"net/http"
+	"net/url"
 	"slices"
 	"strings"
 
@@ -25,12 +26,16 @@ var protocols = map[policy.Protocol]protocol{
 		version:   "/v1",
 		authorize: func(header http.Header, key string) { header.Set("X-Api-Key", key) },
 	},
+	policy.ProtocolGemini: {
+		version:   "/v1beta",
+		authorize: func(header http.Header, key string) { header.Set("X-Goog-Api-Key", key) },
+	},
 }
 
 // api is how one kind of request is read and metered. Each is one file, and this table is all that the rest of the package
 // knows of them.
 type api struct {
-	parse  func(Endpoint, []byte) (*Request, error)
+	parse  func(Endpoint, Call) (*Request, error)
 	input  func(e *estimator, found map[string]gjson.Result) // adds up a request's input
 	answer func(body []byte, a *Answer)                      // reads a plain answer, which is valid JSON
 	meter  func() meter                                      // of one stream
@@ -53,6 +58,12 @@ var apis = map[string]api{
 	Responses.Path:   {parseResponses, (*estimator).responses, answerResponses, newResponsesMeter},
 	Messages.Path:    {parseAnthropic, (*estimator).messages, answerAnthropic, newAnthropicMeter},
 	CountTokens.Path: {parseAnthropic, (*estimator).messages, answerAnthropic, newAnthropicMeter},
+
+	Generate.Path:       {parseGemini, (*estimator).generate, answerGemini, newGeminiMeter},
+	StreamGenerate.Path: {parseGemini, (*estimator).generate, answerGemini, newGeminiMeter},
+	CountContent.Path:   {parseGemini, (*estimator).generate, answerGemini, newGeminiMeter},
+	EmbedContent.Path:   {parseGemini, (*estimator).embedContents, answerGemini, newGeminiMeter},
+	BatchEmbed.Path:     {parseGemini, (*estimator).embedContents, answerGemini, newGeminiMeter},
 }
 
 // Endpoint is one route that callers use. It belongs to a protocol, the provider's and the caller's alike: nothing is
@@ -70,10 +81,16 @@ var (
 	Embeddings  = Endpoint{"/v1/embeddings", "embeddings", policy.ProtocolOpenAI}
 	Responses   = Endpoint{"/v1/responses", "responses", policy.ProtocolOpenAI}
 	Messages    = Endpoint{"/v1/messages", "messages", policy.ProtocolAnthropic}
+
+	// Gemini's paths have the model before the method: /v1beta/models/<model>:generateContent.
+	Generate       = Endpoint{"/v1beta/models:generateContent", "generate", policy.ProtocolGemini}
+	StreamGenerate = Endpoint{"/v1beta/models:streamGenerateContent", "generate", policy.ProtocolGemini}
+	EmbedContent   = Endpoint{"/v1beta/models:embedContent", "embed", policy.ProtocolGemini}
+	BatchEmbed     = Endpoint{"/v1beta/models:batchEmbedContents", "embed", policy.ProtocolGemini}
 )
 
 // metered lists them.
-var metered = []Endpoint{Chat, Completions, Embeddings, Responses, Messages}
+var metered = []Endpoint{Chat, Completions, Embeddings, Responses, Messages, Generate, StreamGenerate, EmbedContent, BatchEmbed}
 
 // Metered lists the metered routes.
 func Metered() []Endpoint { return slices.Clone(metered) }
@@ -89,9 +106,21 @@ func RoutesOf(protocol policy.Protocol) string {
 	return strings.Join(paths, " or ")
 }
 
-// CountTokens tells how long a prompt is. Its provider bills nothing for that.
-var CountTokens = Endpoint{"/v1/messages/count_tokens", "messages", policy.ProtocolAnthropic}
+// CountTokens and CountContent tell how long a prompt is. Their providers bill nothing for that.
+var (
+	CountTokens  = Endpoint{"/v1/messages/count_tokens", "messages", policy.ProtocolAnthropic}
+	CountContent = Endpoint{"/v1beta/models:countTokens", "generate", policy.ProtocolGemini}
+)
 
-// Parse reads from a caller's body what admission and metering must know. Every error is a *RequestError. The body is kept,
-// not copied.
-func (e Endpoint) Parse(body []byte) (*Request, error) { return apis[e.Path].parse(e, body) }
+// Call is a caller's request as it came.
+type Call struct {
+	Model string // that the path names, "" where the body does
+	Query url.Values
+	Body  []byte // kept, not copied
+}
+
+// Read reads from a caller's request what admission and metering must know. Every error is a *RequestError.
+func (e Endpoint) Read(call Call) (*Request, error) { return apis[e.Path].parse(e, call) }
+
+// Parse reads a request that is all in its body.
+func (e Endpoint) Parse(body []byte) (*Request, error) { return e.Read(Call{Body: body}) }

@@ -72,10 +72,11 @@ type Sink interface {
 }
 
 // maxEvent bounds how much of an unfinished event is held back; a longer one is passed on in pieces, unmetered.
-const maxEvent = 4 << 20
+const maxEvent = 16 << 20
 
-// stream relays server-sent events.
+// stream relays the events of a stream.
 type stream struct {
+	framing  framing
 	sink     Sink
 	withhold bool
 	meter    meter
@@ -88,7 +89,16 @@ type stream struct {
 // When the caller leaves and drain is set, the rest is read for its usage alone. The error wraps
 // ErrUpstreamCut when the provider broke off; the caller must then see its connection aborted.
 func (e Endpoint) RelayStream(sink Sink, body io.Reader, withhold, drain bool) (Answer, error) {
-	s := &stream{sink: sink, withhold: withhold, meter: apis[e.Path].meter()}
+	return e.relay(&stream{framing: sseFraming{}, sink: sink, withhold: withhold}, body, drain)
+}
+
+// RelayList passes the elements of a JSON list on as they arrive, and meters them as RelayStream does events.
+func (e Endpoint) RelayList(sink Sink, body io.Reader, drain bool) (Answer, error) {
+	return e.relay(&stream{framing: listFraming{}, sink: sink}, body, drain)
+}
+
+func (e Endpoint) relay(s *stream, body io.Reader, drain bool) (Answer, error) {
+	s.meter = apis[e.Path].meter()
 	err := s.relay(body, drain)
 	s.meter.close(&s.answer)
 	return s.answer, err
@@ -136,7 +146,7 @@ func (s *stream) take(buffer []byte, last bool) int {
 	var from, at int // [from, at) is to be written
 	wrote := false
 	for at < len(buffer) {
-		size := eventSize(buffer[at:])
+		size := s.framing.size(buffer[at:])
 		if size == 0 {
 			if !last && len(buffer)-at < maxEvent {
 				break
@@ -187,7 +197,7 @@ var dataField = []byte("data:")
 
 // read meters one event and reports whether it is one that only metering asked for.
 func (s *stream) read(event []byte) bool {
-	data, ok := eventData(event)
+	data, ok := s.framing.data(event)
 	if !ok {
 		return false
 	}

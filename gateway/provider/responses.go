@@ -10,13 +10,13 @@ import (
 )
 
 // parseResponses reads a request of OpenAI's responses.
-func parseResponses(endpoint Endpoint, body []byte) (*Request, error) {
-	found, err := fields(body)
+func parseResponses(endpoint Endpoint, call Call) (*Request, error) {
+	found, err := fields(call.Body)
 	if err != nil {
 		return nil, err
 	}
 	// The usage comes in every stream, unasked.
-	r := &Request{Endpoint: endpoint, body: body, found: found, UsageAsked: true, choices: 1}
+	r := &Request{Endpoint: endpoint, body: call.Body, found: found, UsageAsked: true, choices: 1}
 	if r.Model, err = text(found, "model"); err != nil {
 		return nil, err
 	}
@@ -54,9 +54,39 @@ func answerResponses(body []byte, a *Answer) { readResponse(gjson.ParseBytes(bod
 func readResponse(response gjson.Result, a *Answer) {
 	a.Reading = readResponsesUsage(response.Get("usage"))
 	a.Model, a.UpstreamID = name(response.Get("model")), name(response.Get("id"))
+	a.Tier = serviceTier(response.Get("service_tier").Str)
+	if a.State != "" {
+		a.Usage.Calls = responseCalls(response)
+	}
 	if response.Get("status").Str == "failed" {
 		a.Finish = ledger.ReasonUpstreamFailed
 	}
+}
+
+// responseCalls counts the tools that OpenAI ran and bills by the call. Of the web searches it counts itself, where it does; else
+// those that searched, for opening a page is none. Code runs in one container, however often.
+func responseCalls(response gjson.Result) (calls ledger.Calls) {
+	containers := map[string]bool{}
+	response.Get("output").ForEach(func(_, item gjson.Result) bool {
+		switch item.Get("type").Str {
+		case "web_search_call":
+			if action := item.Get("action.type").Str; action == "" || action == "search" {
+				calls.WebSearch++
+			}
+		case "file_search_call":
+			calls.FileSearch++
+		case "code_interpreter_call":
+			containers[item.Get("container_id").Str] = true
+		}
+		return true
+	})
+	if told := response.Get("tool_usage.web_search.num_requests"); given(told) {
+		if n, ok := tokenCount(told); ok {
+			calls.WebSearch = int64(n)
+		}
+	}
+	calls.CodeInterpreter = int64(len(containers))
+	return calls
 }
 
 // responsesMeter reads a stream of a response.

@@ -57,7 +57,7 @@ func TestParseResponses(t *testing.T) {
 	require.Equal(t, "resp_0", r.Previous)
 	e := r.Estimate("gpt-5")
 	require.Equal(t, Estimate{Input: 3 + 4 + 1 + conversationTokens, Output: 77, Bounded: true, Choices: 1}, e)
-	sent, err := r.UpstreamBody("gpt-5")
+	sent, err := r.UpstreamBody("gpt-5", "")
 	require.NoError(t, err)
 	require.Equal(t, strings.Replace(body, "fast", "gpt-5", 1), string(sent), "the usage comes unasked")
 }
@@ -90,7 +90,7 @@ func TestEstimateResponses(t *testing.T) {
 
 func TestAnswersOfResponses(t *testing.T) {
 	t.Parallel()
-	reported := Reading{responseTokens, ledger.UsageReported}
+	reported := Reading{Usage: responseTokens, State: ledger.UsageReported}
 	for name, c := range map[string]struct {
 		body string
 		want Answer
@@ -102,7 +102,7 @@ func TestAnswersOfResponses(t *testing.T) {
 		"nothing":    {responseBody("completed", `{"input_tokens":0,"output_tokens":0,"total_tokens":0}`), Answer{Reading: Reading{State: ledger.UsageReportedZero}, Finish: ledger.ReasonOK}},
 		"wrong sum": {
 			responseBody("completed", `{"input_tokens":1,"output_tokens":2,"total_tokens":9}`),
-			Answer{Reading: Reading{ledger.Usage{Input: 1, Output: 8}, ledger.UsageInconsistent}, Finish: ledger.ReasonOK},
+			Answer{Reading: Reading{Usage: ledger.Usage{Input: 1, Output: 8}, State: ledger.UsageInconsistent}, Finish: ledger.ReasonOK},
 		},
 	} {
 		c.want.Model, c.want.UpstreamID = "gpt-5-2025-08-07", "resp_1"
@@ -116,7 +116,7 @@ func TestAnswersOfResponses(t *testing.T) {
 // What is streamed tells the same as what is not.
 func TestStreamsOfResponses(t *testing.T) {
 	t.Parallel()
-	reported := Reading{responseTokens, ledger.UsageReported}
+	reported := Reading{Usage: responseTokens, State: ledger.UsageReported}
 	for name, c := range map[string]struct {
 		stream string
 		want   Answer

@@ -15,6 +15,7 @@ type rules struct {
 	image      imageRule
 	page       int64 // a page of a document
 	audio      int64 // a second of audio
+	sealed     int64 // bytes of a sealed thought that are a token
 }
 
 func openAI(v *atomic.Pointer[vocabulary], image imageRule) rules {
@@ -43,8 +44,8 @@ func other(preamble, tools int64, image imageRule) rules {
 	return rules{scale: 100, preamble: preamble, tools: tools, image: image, page: pageTokens, audio: audioPerSecond}
 }
 
-func gemini(image imageRule) rules {
-	return rules{scale: 90, image: image, page: geminiPage, audio: audioPerSecond}
+func gemini(sealed int64, image imageRule) rules {
+	return rules{scale: 90, image: image, page: geminiPage, audio: audioPerSecond, sealed: sealed}
 }
 
 // families finds a model's rules by the start of its name, the first that fits.
@@ -100,9 +101,9 @@ var families = []struct {
 	{"claude-opus-4", claude(105, 500, claudeImage)},
 	{"claude", claude(150, 300, claudeLargeImage)},
 
-	{"gemini-1", gemini(geminiImage)},
-	{"gemini-2", gemini(geminiImage)},
-	{"gemini", gemini(gemini3Image)},
+	{"gemini-1", gemini(20, geminiImage)},
+	{"gemini-2", gemini(20, geminiImage)},
+	{"gemini", gemini(5, gemini3Image)},
 
 	{"mistral", other(0, 0, otherImage)},
 	{"ministral", other(0, 0, otherImage)},

@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"net/http/httptrace"
 	"net/textproto"
+	"net/url"
 	"slices"
 	"strconv"
 	"strings"
@@ -25,6 +26,8 @@ type Upstream struct {
 	Key     string // secret
 	client  *http.Client
 	speaks  protocol
+	api     policy.API
+	version string // of Azure's dated routes
 }
 
 // Timeouts bound the phases of one upstream call; none bounds a stream that keeps moving.
@@ -51,10 +54,13 @@ func NewTransport(t Timeouts) *http.Transport {
 	}
 }
 
-// NewUpstream binds a provider to the pool.
-func NewUpstream(name string, speaks policy.Protocol, baseURL, key string, transport http.RoundTripper) *Upstream {
+// NewUpstream binds a provider and its key to the pool.
+func NewUpstream(p *policy.Provider, key string, transport http.RoundTripper) *Upstream {
 	noRedirect := func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
-	return &Upstream{name, baseURL, key, &http.Client{Transport: transport, CheckRedirect: noRedirect}, protocols[speaks]}
+	return &Upstream{
+		Name: p.Name, BaseURL: p.BaseURL, Key: key, client: &http.Client{Transport: transport, CheckRedirect: noRedirect},
+		speaks: protocols[p.Protocol], api: p.API, version: p.APIVersion,
+	}
 }
 
 // SendError is a call that brought no answer.
@@ -75,20 +81,61 @@ func (e *SendError) Timeout() bool {
 	return errors.As(e.Err, &t) && t.Timeout()
 }
 
-// Send posts the body to the path below the provider's base URL and returns its answer, whatever its status; the caller
-// closes the body. Every error is a *SendError.
-func (u *Upstream) Send(ctx context.Context, path string, header http.Header, body []byte) (*http.Response, error) {
+// Target is what a request is sent to: a path of the caller's API, below the provider's base URL.
+type Target struct {
+	Method string
+	Path   string // escaped
+	Query  string
+	Model  string // the provider's name for it, "" where the request is of none
+}
+
+// url is where the target is found with this provider.
+func (u *Upstream) url(to Target) string {
+	path := strings.TrimPrefix(to.Path, u.speaks.version)
+	if u.api == policy.APIAzure && u.version != "" {
+		return u.azureURL(path, to)
+	}
+	url := u.BaseURL + path
+	if to.Query != "" {
+		url += "?" + to.Query
+	}
+	return url
+}
+
+// azureURL is an address of Azure's dated API: what is made by a model is below its deployment, and each request names a version.
+// Its undated API is addressed as OpenAI's is.
+func (u *Upstream) azureURL(path string, to Target) string {
+	query := "api-version=" + url.QueryEscape(u.version)
+	if to.Query != "" {
+		query += "&" + to.Query
+	}
+	if to.Model != "" && !strings.HasPrefix(path, "/responses") {
+		path = "/deployments/" + url.PathEscape(to.Model) + path
+	}
+	return u.BaseURL + "/openai" + path + "?" + query
+}
+
+// authorize sets the provider's key.
+func (u *Upstream) authorize(header http.Header) {
+	if u.api == policy.APIAzure {
+		header.Set("Api-Key", u.Key)
+		return
+	}
+	u.speaks.authorize(header, u.Key)
+}
+
+// Send sends a request and returns its answer, whatever its status; the caller closes the body. Every error is a *SendError.
+func (u *Upstream) Send(ctx context.Context, to Target, header http.Header, body []byte) (*http.Response, error) {
 	var wrote atomic.Bool
 	ctx = httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{
 		WroteHeaders: func() { wrote.Store(true) },
 	})
-	url := u.BaseURL + strings.TrimPrefix(path, u.speaks.version)
-	request, err := http.NewRequestWithContext(ctx, http.MethodPost, url, bytes.NewReader(body))
+	request, err := http.NewRequestWithContext(ctx, to.Method, u.url(to), bytes.NewReader(body))
 	if err != nil {
 		return nil, &SendError{Err: fmt.Errorf("provider %s: %w", u.Name, err)}
 	}
 	request.Header = header
-	u.speaks.authorize(request.Header, u.Key)
+	u.authorize(request.Header)
 	response, err := u.client.Do(request)
 	if err != nil {
 		return nil, &SendError{Err: fmt.Errorf("provider %s: %w", u.Name, err), Sent: wrote.Load()}
@@ -109,9 +156,9 @@ func (u *Upstream) Hide(text []byte) []byte {
 var notForwarded = map[string]bool{
 	"Connection": true, "Keep-Alive": true, "Proxy-Authenticate": true, "Proxy-Authorization": true, "Proxy-Connection": true,
 	"Te": true, "Trailer": true, "Transfer-Encoding": true, "Upgrade": true,
-	"Authorization": true, "X-Api-Key": true, "Api-Key": true, "Cookie": true, "Host": true, "Content-Length": true,
+	"Authorization": true, "X-Api-Key": true, "Api-Key": true, "X-Goog-Api-Key": true, "Cookie": true, "Host": true, "Content-Length": true,
 	"Accept-Encoding": true, "Expect": true, "Forwarded": true, "X-Real-Ip": true,
-	"Openai-Organization": true, "Openai-Project": true, "Anthropic-Workspace-Id": true,
+	"Openai-Organization": true, "Openai-Project": true, "Anthropic-Workspace-Id": true, "X-Goog-User-Project": true,
 }
 
 var notReturned = map[string]bool{

@@ -26,11 +26,11 @@ func provide(t *testing.T, header time.Duration, serve http.HandlerFunc) (*Upstr
 		transport.CloseIdleConnections()
 		server.Close()
 	})
-	return NewUpstream("openai", policy.ProtocolOpenAI, server.URL+"/v1", secret, transport), server
+	return NewUpstream(&policy.Provider{Name: "openai", Protocol: policy.ProtocolOpenAI, BaseURL: server.URL + "/v1"}, secret, transport), server
 }
 
 func send(u *Upstream, header http.Header) (*http.Response, error) {
-	return u.Send(context.Background(), "/v1/chat/completions", ForwardHeader(header), []byte(`{"a":1}`))
+	return u.Send(context.Background(), Target{Method: http.MethodPost, Path: Chat.Path}, ForwardHeader(header), []byte(`{"a":1}`))
 }
 
 func TestSend(t *testing.T) {
@@ -94,7 +94,7 @@ func TestSendCancelled(t *testing.T) {
 		<-arrived
 		cancel()
 	}()
-	_, err := u.Send(ctx, "/v1/chat/completions", http.Header{}, []byte("{}"))
+	_, err := u.Send(ctx, Target{Method: http.MethodPost, Path: Chat.Path}, http.Header{}, []byte("{}"))
 	var failed *SendError
 	require.ErrorAs(t, err, &failed)
 	require.ErrorIs(t, err, context.Canceled)
@@ -213,11 +213,11 @@ func TestAnthropicKey(t *testing.T) {
 		transport.CloseIdleConnections()
 		server.Close()
 	})
-	u := NewUpstream("claude", policy.ProtocolAnthropic, server.URL+"/v1", secret, transport)
+	u := NewUpstream(&policy.Provider{Name: "claude", Protocol: policy.ProtocolAnthropic, BaseURL: server.URL + "/v1"}, secret, transport)
 	header := ForwardHeader(http.Header{
 		"X-Api-Key": {"tg-caller"}, "Authorization": {"Bearer tg-caller"}, "Anthropic-Version": {"2023-06-01"}, "Anthropic-Beta": {"a-1", "b-2"},
 	})
-	response, err := u.Send(t.Context(), CountTokens.Path, header, []byte("{}"))
+	response, err := u.Send(t.Context(), Target{Method: http.MethodPost, Path: CountTokens.Path}, header, []byte("{}"))
 	require.NoError(t, err)
 	require.NoError(t, response.Body.Close())
 	require.Equal(t, "/v1/messages/count_tokens", got.URL.String())
@@ -240,4 +240,39 @@ func TestTransport(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, conn.Close())
 	require.NoError(t, listener.Close())
+}
+
+// Where a request goes and how it shows its key, by what the policy says of the provider.
+func TestTargets(t *testing.T) {
+	t.Parallel()
+	chat := Target{http.MethodPost, Chat.Path, "", "gpt 4"}
+	for name, c := range map[string]struct {
+		provider policy.Provider
+		to       Target
+		url      string
+		header   string
+	}{
+		"OpenAI":       {policy.Provider{Protocol: policy.ProtocolOpenAI, BaseURL: "https://a/v1"}, chat, "https://a/v1/chat/completions", "Authorization"},
+		"Groq":         {policy.Provider{Protocol: policy.ProtocolOpenAI, BaseURL: "https://a/openai/v1"}, chat, "https://a/openai/v1/chat/completions", "Authorization"},
+		"DeepSeek":     {policy.Provider{Protocol: policy.ProtocolOpenAI, BaseURL: "https://a"}, chat, "https://a/chat/completions", "Authorization"},
+		"Azure, dated": {policy.Provider{Protocol: policy.ProtocolOpenAI, BaseURL: "https://a", API: policy.APIAzure, APIVersion: "2024-10-21"}, chat, "https://a/openai/deployments/gpt%204/chat/completions?api-version=2024-10-21", "Api-Key"},
+		"Azure, dated, responses": {
+			policy.Provider{Protocol: policy.ProtocolOpenAI, BaseURL: "https://a", API: policy.APIAzure, APIVersion: "preview"},
+			Target{http.MethodPost, Responses.Path, "", "gpt-5"},
+			"https://a/openai/responses?api-version=preview", "Api-Key",
+		},
+		"Azure": {policy.Provider{Protocol: policy.ProtocolOpenAI, BaseURL: "https://a/openai/v1", API: policy.APIAzure}, chat, "https://a/openai/v1/chat/completions", "Api-Key"},
+		"Gemini": {
+			policy.Provider{Protocol: policy.ProtocolGemini, BaseURL: "https://a/v1beta"},
+			Target{http.MethodPost, GeminiModels + "g:streamGenerateContent", "alt=sse", "g"},
+			"https://a/v1beta/models/g:streamGenerateContent?alt=sse", "X-Goog-Api-Key",
+		},
+	} {
+		u := NewUpstream(&c.provider, secret, nil)
+		require.Equal(t, c.url, u.url(c.to), name)
+		header := http.Header{}
+		u.authorize(header)
+		require.Len(t, header, 1, name)
+		require.Contains(t, header.Get(c.header), secret, name)
+	}
 }

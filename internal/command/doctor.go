@@ -304,9 +304,6 @@ func (d *doctor) policy(ctx context.Context, js jetstream.JetStream) {
 		source, data = fmt.Sprintf("pushed as revision %d", entry.Revision()), entry.Value()
 	}
 	p, err := policy.Parse(data, os.LookupEnv)
-	if err == nil && len(p.Unsupported()) > 0 {
-		err = fmt.Errorf("not enforced by this version: %w", p.Unsupported())
-	}
 	if err != nil {
 		d.bad("policy", "%s: %v", source, err)
 		return

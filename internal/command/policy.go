@@ -109,9 +109,6 @@ func checkPolicy(out io.Writer, path string) ([]byte, error) {
 	for _, w := range p.Warnings() {
 		fmt.Fprintf(out, "%s: %s (warning)\n", path, w)
 	}
-	if later := p.Unsupported(); len(later) > 0 {
-		return nil, fmt.Errorf("policy %s asks for what this version does not enforce:\n%w", path, later)
-	}
 	fmt.Fprintf(out, "%s: ok, revision %s, %d limits\n", path, p.Revision, len(p.Limits))
 	return data, nil
 }

@@ -38,10 +38,6 @@ func TestPolicyCheck(t *testing.T) {
 			"version: 1\nlimits:\n  - {name: x, teir: app, budget: {usd: 1, per: day}}\n  - {name: x, tier: app, budget: {eur: 1, per: day}}\n",
 			[]string{"line 3, column 15: limits[0].teir: unknown field", "did you mean tier?", "line 4, "},
 		},
-		"not enforced yet": {
-			"version: 1\nproviders:\n  g: {protocol: gemini, base_url: http://127.0.0.1:1}\n",
-			[]string{"asks for what this version does not enforce:\nline 3, column 17: providers.g.protocol: ", "remove the provider"},
-		},
 		"variable not set": {soundPolicy, []string{"line 3, column 39: providers.house.base_url: environment variable HOUSE is not set"}},
 		"no YAML":          {"version: [1\n", []string{"line "}},
 		"empty":            {"", []string{"version"}},

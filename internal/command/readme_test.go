@@ -167,7 +167,6 @@ func TestReadmePolicy(t *testing.T) {
 	text, _, _ = strings.Cut(text, "```")
 	p, err := policy.Parse([]byte(text), os.LookupEnv)
 	require.NoError(t, err)
-	require.Empty(t, p.Unsupported())
 	require.Empty(t, p.Warnings())
 	require.Contains(t, readme(t), fmt.Sprintf("policy.yaml: ok, revision %s, %d limits\n", p.Revision, len(p.Limits)))
 }

@@ -87,11 +87,6 @@ func (s *system) wantsSim() bool {
 // readPolicy checks the chosen policy before anything slow is started.
 func (s *system) readPolicy(context.Context) error {
 	p, err := policy.Parse(s.policy.text, os.LookupEnv)
-	if err == nil {
-		if later := p.Unsupported(); len(later) > 0 {
-			err = fmt.Errorf("it asks for what this version does not enforce:\n%w", later)
-		}
-	}
 	if err != nil {
 		hint := ""
 		if s.config.Policy == "" && s.policy.newest != nil {

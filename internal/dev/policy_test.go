@@ -107,12 +107,10 @@ func (r *running) requireJoinedServes(model string) {
 func TestBadPolicyIsToldAtOnce(t *testing.T) {
 	t.Parallel()
 	bad := serving("m") + "limits:\n  - name: x\n    teir: app\n    budget: {usd: 1, per: day}\n"
-	later := strings.Replace(serving("m"), "protocol: openai", "protocol: gemini", 1)
 	for name, row := range map[string]struct{ text, want string }{
-		"misspelt":      {bad, `(?s)policy\.yaml:\n.*line 9, column 5: limits\[0\]\.teir: .*did you mean tier`},
-		"not supported": {later, `(?s)policy\.yaml:\nit asks for what this version does not enforce:\nline 4, column 21: providers\.house\.protocol: `},
-		"no variable":   {strings.ReplaceAll(serving("m"), "TOLLGATE_SIM_URL", "NOWHERE_SET"), `(?s)policy\.yaml:\nline 4, column 39: .*NOWHERE_SET`},
-		"no YAML":       {"version: [1", `(?s)policy\.yaml:\n.*line 1`},
+		"misspelt":    {bad, `(?s)policy\.yaml:\n.*line 9, column 5: limits\[0\]\.teir: .*did you mean tier`},
+		"no variable": {strings.ReplaceAll(serving("m"), "TOLLGATE_SIM_URL", "NOWHERE_SET"), `(?s)policy\.yaml:\nline 4, column 39: .*NOWHERE_SET`},
+		"no YAML":     {"version: [1", `(?s)policy\.yaml:\n.*line 1`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -7,8 +7,7 @@
 //
 // Parse reports every problem at once, each with line, column, field and what to do. An unknown field, a duplicate key, a
 // value of the wrong type, a name that nothing defines and a number that cannot be meant are all problems: nothing in the
-// file is ignored. What the grammar has and this version cannot enforce yet parses, and [Policy.Unsupported] names it; a
-// gateway must not start on such a policy.
+// file is ignored.
 //
 // Anchors, aliases, merge keys and explicit tags are refused, so a small file never grows large in memory; a file is at most
 // [MaxSize] bytes.

@@ -36,6 +36,11 @@ var endpointKinds = map[string]string{
 	"/v1/messages":         "messages",
 	"/v1/models":           "models",
 	"/v1/responses":        "responses",
+
+	"/v1beta/models:generateContent":       "generate",
+	"/v1beta/models:streamGenerateContent": "generate",
+	"/v1beta/models:embedContent":          "embed",
+	"/v1beta/models:batchEmbedContents":    "embed",
 }
 
 var endpointPaths, endpointNames = func() (paths, names []string) {
@@ -45,7 +50,7 @@ var endpointPaths, endpointNames = func() (paths, names []string) {
 	}
 	names = append(names, paths...)
 	slices.Sort(names)
-	return paths, names
+	return paths, slices.Compact(names)
 }()
 
 func (f *file) limits(top record) {

@@ -13,7 +13,6 @@ type reader struct {
 	lookupEnv func(string) (string, bool)
 	problems  Problems
 	warnings  Problems
-	later     Problems
 }
 
 // value is one node of the file with the path that leads to it. Reading it as something that it is not is a problem, and

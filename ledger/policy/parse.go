@@ -21,8 +21,7 @@ const MaxSize = 512 << 10
 
 // Parse reads and checks a policy file. ${NAME} in texts is looked up with lookupEnv (os.LookupEnv; nil finds nothing).
 //
-// An error is always of type Problems and lists everything that is wrong, by line. A Policy without error may still ask for
-// what this version does not enforce: see [Policy.Unsupported].
+// An error is always of type Problems and lists everything that is wrong, by line.
 func Parse(data []byte, lookupEnv func(string) (string, bool)) (*Policy, error) {
 	if lookupEnv == nil {
 		lookupEnv = func(string) (string, bool) { return "", false }
@@ -38,7 +37,7 @@ func Parse(data []byte, lookupEnv func(string) (string, bool)) (*Policy, error) 
 	r.refuseIndirection(root)
 	f := file{r: r, policy: &Policy{}}
 	f.read(value{r, root, ""})
-	for _, found := range []Problems{r.problems, r.warnings, r.later} {
+	for _, found := range []Problems{r.problems, r.warnings} {
 		found.sort()
 	}
 	if len(r.problems) > 0 {
@@ -47,7 +46,7 @@ func Parse(data []byte, lookupEnv func(string) (string, bool)) (*Policy, error) 
 	p := f.policy
 	p.Revision = RevisionOf(data)
 	p.compile()
-	p.warnings, p.later = append(r.warnings, p.together()...), r.later
+	p.warnings = append(r.warnings, p.together()...)
 	p.warnings.sort()
 	return p, nil
 }

@@ -136,34 +136,6 @@ func TestParseContract(t *testing.T) {
 	}, families)
 }
 
-func TestContractIsEnforced(t *testing.T) {
-	t.Parallel()
-	require.Empty(t, contract(t).Unsupported())
-}
-
-func TestUnsupportedEverything(t *testing.T) {
-	t.Parallel()
-	p := parse(t, `
-version: 1
-providers:
-  a: {protocol: anthropic, base_url: http://127.0.0.1:1}
-  g: {protocol: gemini, base_url: http://127.0.0.1:1}
-models: {m: {provider: a}}
-plans:
-  b: {on_exceed: {action: flag}}
-  c: {on_exceed: {action: fallback}}
-limits:
-  - {name: a, tier: ip, rate: {requests: 1, per: second, algorithm: sliding_counter}}
-  - {name: b, tier: app, by: [ip], shadow: true, budget: {usd: 1, per: day}}
-  - {name: c, tier: app, priority: false, shadow: false, budget: {usd: 1, per: day}}
-`)
-	var fields []string
-	for _, problem := range p.Unsupported() {
-		fields = append(fields, problem.Field)
-	}
-	require.Equal(t, []string{"providers.g.protocol"}, fields)
-}
-
 func TestParseGood(t *testing.T) {
 	t.Parallel()
 	p := parse(t, `
@@ -183,7 +155,6 @@ limits:
   - {name: d, tier: app, rate: {requests: 1, per: day, algorithm: token_bucket, burst: 366}}
   - {name: e, tier: plan, budget: {usd: 9223372036.854775807, per: week}}
 `)
-	require.Empty(t, p.Unsupported())
 	require.Empty(t, p.Warnings())
 	require.Equal(t, "UTC", p.Timezone)
 	require.Equal(t, ledger.Calendar{Location: time.UTC, WeekStart: time.Monday}, p.Calendar)

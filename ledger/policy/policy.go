@@ -26,7 +26,6 @@ type Policy struct {
 
 	judged   []*Limit // in the order of judging
 	warnings Problems
-	later    Problems
 }
 
 // Provider is an upstream that models are served by.
@@ -37,8 +36,19 @@ type Provider struct {
 	APIKeyEnv    string // name of the environment variable that holds the key; at most one of APIKeyEnv and APIKeyFile is set
 	APIKeyFile   string // path of the file that holds the key
 	OnDisconnect OnDisconnect
+	API          API    // how it differs from its protocol
+	APIVersion   string // of Azure's dated routes, "" for the others
 	Line         int
 }
+
+// API is a provider that speaks a protocol with differences that matter to a gateway.
+type API string
+
+// The APIs of the policy file. A provider that bears such a name has that API without saying so.
+const (
+	APIAzure   API = "azure"   // its own addresses and header for the key
+	APIMistral API = "mistral" // refuses to be asked for a stream's usage, and tells it unasked
+)
 
 // Protocol is the API that a provider speaks.
 type Protocol string
@@ -219,10 +229,6 @@ type Reservations struct {
 	TTL      time.Duration  // default 15 min
 	OnExpiry event.OnExpiry // default ExpiryCharge
 }
-
-// Unsupported lists what the file asks for and this version does not enforce, by line. A gateway must refuse to start on a
-// policy where it is not empty: a limit that is quietly ignored is worse than none.
-func (p *Policy) Unsupported() Problems { return p.later }
 
 // Warnings lists what is allowed and probably not meant, by line.
 func (p *Policy) Warnings() Problems { return p.warnings }

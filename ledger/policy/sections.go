@@ -56,10 +56,9 @@ func (f *file) providers(top record) {
 
 func (f *file) provider(e entry) *Provider {
 	p := &Provider{Name: e.name, OnDisconnect: OnDisconnectCancel, Line: e.key.node.Line}
-	rec := e.record("protocol", "base_url", "api_key_env", "api_key_file", "on_disconnect")
+	rec := e.record("protocol", "base_url", "api_key_env", "api_key_file", "on_disconnect", "api", "api_version")
 	if v, ok := rec.require("protocol", "give openai, anthropic or gemini"); ok {
 		p.Protocol, _ = choice(v, "protocol", ProtocolOpenAI, ProtocolAnthropic, ProtocolGemini)
-		v.uses("protocol " + string(p.Protocol))
 	}
 	if v, ok := rec.require("base_url", "give the address that the API's paths follow, e.g. https://api.openai.com/v1"); ok {
 		p.BaseURL = v.baseURL()
@@ -83,7 +82,26 @@ func (f *file) provider(e entry) *Provider {
 	if v, ok := rec.get("on_disconnect"); ok {
 		p.OnDisconnect, _ = choice(v, "answer to a disconnect", OnDisconnectCancel, OnDisconnectDrain)
 	}
+	p.readAPI(rec)
 	return p
+}
+
+func (p *Provider) readAPI(rec record) {
+	if api := API(p.Name); p.Protocol == ProtocolOpenAI && (api == APIAzure || api == APIMistral) {
+		p.API = api
+	}
+	if v, ok := rec.get("api"); ok {
+		p.API, _ = choice(v, "API", APIAzure, APIMistral)
+		if p.Protocol != ProtocolOpenAI {
+			v.fail("only a provider with protocol openai has one: remove it")
+		}
+	}
+	if v, ok := rec.get("api_version"); ok {
+		p.APIVersion, _ = v.text()
+		if p.API != APIAzure {
+			v.fail("only api azure has versions: remove it")
+		}
+	}
 }
 
 func (v value) baseURL() string {

@@ -1,0 +1,258 @@
+package provider
+
+import (
+	"bytes"
+	"fmt"
+	"net/http"
+	"net/url"
+	"strings"
+
+	"github.com/tidwall/gjson"
+	"github.com/tidwall/sjson"
+
+	"tollgate/ledger"
+	"tollgate/ledger/policy"
+)
+
+// GeminiModels is what stands before the model in the path of Gemini's routes, which are "<model>:<method>".
+const GeminiModels = "/v1beta/models/"
+
+// GeminiMethod finds the endpoint of a call by the end of its path, "<model>:<method>", and the model.
+func GeminiMethod(call string) (endpoint Endpoint, model string, ok bool) {
+	i := strings.LastIndexByte(call, ':')
+	if i <= 0 {
+		return Endpoint{}, "", false
+	}
+	for _, e := range []Endpoint{Generate, StreamGenerate, EmbedContent, BatchEmbed, CountContent} {
+		if strings.HasSuffix(e.Path, call[i:]) {
+			return e, call[:i], true
+		}
+	}
+	return Endpoint{}, "", false
+}
+
+// parseGemini reads a request of Gemini's generateContent, of its embeddings, or one that counts tokens. The model is the
+// path's.
+func parseGemini(endpoint Endpoint, call Call) (*Request, error) {
+	found, err := fields(call.Body)
+	if err != nil {
+		return nil, err
+	}
+	// The usage comes in every answer, unasked.
+	r := &Request{Endpoint: endpoint, Model: call.Model, body: call.Body, found: found, UsageAsked: true, Stream: endpoint == StreamGenerate}
+	switch {
+	case r.Model == "":
+		return nil, &RequestError{"model", "the path must name a model"}
+	case len(r.Model) > MaxName:
+		return nil, tooLong("model", r.Model)
+	}
+	if r.query, err = geminiQuery(call.Query); err != nil {
+		return nil, err
+	}
+	if err := r.sameModel(); err != nil {
+		return nil, err
+	}
+	if endpoint != Generate && endpoint != StreamGenerate {
+		return r, nil
+	}
+	if contents := found["contents"]; !contents.IsArray() && !contents.IsObject() {
+		return nil, &RequestError{"contents", "you must provide contents"}
+	}
+	return r, r.readGeneration()
+}
+
+// geminiQuery is what of the query goes on: how the answer is to be written. A mask of fields could hide the usage, and the
+// caller's key stays here.
+func geminiQuery(query url.Values) (string, error) {
+	to := url.Values{}
+	for _, name := range []string{"alt", "$alt"} {
+		switch alt := query.Get(name); alt {
+		case "":
+		case "json", "sse":
+			to.Set(name, alt)
+		default:
+			return "", &RequestError{name, fmt.Sprintf("must be json or sse, not %.40s", alt)}
+		}
+	}
+	return to.Encode(), nil
+}
+
+// sameModel errors when the body names another model than the path.
+func (r *Request) sameModel() error {
+	for _, named := range r.namedModels() {
+		if value := gjson.GetBytes(r.body, named); value.Str != r.Model && value.Str != "models/"+r.Model {
+			return &RequestError{named, "must be the model of the path"}
+		}
+	}
+	return nil
+}
+
+// namedModels are the places where the body names the model once more.
+func (r *Request) namedModels() []string {
+	var paths []string
+	if given(r.found["model"]) {
+		paths = append(paths, "model")
+	}
+	if given(r.found["generateContentRequest"].Get("model")) {
+		paths = append(paths, "generateContentRequest.model")
+	}
+	i := 0
+	r.found["requests"].ForEach(func(_, request gjson.Result) bool {
+		if given(request.Get("model")) {
+			paths = append(paths, fmt.Sprintf("requests.%d.model", i))
+		}
+		i++
+		return true
+	})
+	return paths
+}
+
+// Target is what the request is sent to when a model serves it.
+func (r *Request) Target(model string) Target {
+	to := Target{Method: http.MethodPost, Path: r.Endpoint.Path, Query: r.query, Model: model}
+	if r.Endpoint.Protocol == policy.ProtocolGemini {
+		_, method, _ := strings.Cut(to.Path, ":")
+		to.Path = GeminiModels + url.PathEscape(model) + ":" + method
+	}
+	return to
+}
+
+// geminiBody is the body for a provider that knows the model by another name.
+func (r *Request) geminiBody(model string) ([]byte, error) {
+	body := r.body
+	if model == r.Model {
+		return body, nil
+	}
+	for _, named := range r.namedModels() {
+		var err error
+		if body, err = sjson.SetBytes(body, named, "models/"+model); err != nil {
+			return nil, fmt.Errorf("set model: %w", err)
+		}
+	}
+	return body, nil
+}
+
+// readGeneration reads how long the answers may get and what they may be made of. Google's servers read the names of fields
+// in both spellings.
+func (r *Request) readGeneration() error {
+	config, err := either(r.found, "generationConfig", "generation_config")
+	if err != nil {
+		return err
+	}
+	r.choices = 1
+	if !given(config) {
+		return nil
+	}
+	if !config.IsObject() {
+		return &RequestError{"generationConfig", "must be an object"}
+	}
+	inner, err := fields([]byte(config.Raw))
+	if err != nil {
+		return err
+	}
+	if r.bound, err = eitherCount(inner, "maxOutputTokens", "max_output_tokens"); err != nil {
+		return err
+	}
+	candidates, err := eitherCount(inner, "candidateCount", "candidate_count")
+	if err != nil {
+		return err
+	}
+	if candidates > maxChoices {
+		return &RequestError{"candidateCount", fmt.Sprintf("%d is more than the %d choices that can be metered", candidates, maxChoices)}
+	}
+	r.choices = max(1, candidates)
+	thinking, err := either(inner, "thinkingConfig", "thinking_config")
+	if err != nil {
+		return err
+	}
+	budget := firstGiven(thinking.Get("thinkingBudget"), thinking.Get("thinking_budget"))
+	if n, ok := tokenCount(budget); ok && r.bound == 0 {
+		r.thinking = int64(n) // the bound of an answer contains what is thought
+	}
+	return nil
+}
+
+// either finds a field by its two spellings, and errors when both are there.
+func either(found map[string]gjson.Result, camel, snake string) (gjson.Result, error) {
+	if given(found[camel]) && given(found[snake]) {
+		return gjson.Result{}, &RequestError{camel, "the field stands twice in the body"}
+	}
+	return firstGiven(found[camel], found[snake]), nil
+}
+
+func eitherCount(found map[string]gjson.Result, camel, snake string) (int64, error) {
+	value, err := either(found, camel, snake)
+	if err != nil || !given(value) {
+		return 0, err
+	}
+	n, _, err := count(map[string]gjson.Result{camel: value}, camel)
+	return n, err
+}
+
+func answerGemini(body []byte, a *Answer) {
+	if root := gjson.ParseBytes(body); root.IsObject() {
+		readGenerated(root, a)
+	}
+}
+
+// readGenerated takes what an answer, or one event of a stream, says of itself. The figures of a stream are those so far: the
+// last count.
+func readGenerated(root gjson.Result, a *Answer) {
+	searches := max(a.Usage.Calls.WebSearch, geminiSearches(root))
+	if model := name(root.Get("modelVersion")); model != "" {
+		a.Model = model
+	}
+	if id := name(root.Get("responseId")); id != "" {
+		a.UpstreamID = id
+	}
+	usage := root.Get("usageMetadata")
+	if reading := readGeminiUsage(usage); reading.State != "" {
+		a.Reading, a.Tier = reading, serviceTier(firstGiven(usage.Get("serviceTier"), usage.Get("trafficType")).Str)
+	}
+	a.Usage.Calls.WebSearch = searches
+}
+
+// geminiSearches counts the searches that an answer was grounded in. Since Gemini 3 each query is billed, before it was the
+// prompt that was grounded.
+func geminiSearches(root gjson.Result) int64 {
+	n := int64(0)
+	root.Get("candidates").ForEach(func(_, candidate gjson.Result) bool {
+		n += candidate.Get("groundingMetadata.webSearchQueries.#").Int()
+		return true
+	})
+	if model := root.Get("modelVersion").Str; strings.HasPrefix(model, "gemini-1") || strings.HasPrefix(model, "gemini-2") {
+		n = min(n, 1)
+	}
+	return n
+}
+
+// geminiMeter reads a stream of generateContent.
+type geminiMeter struct{}
+
+func newGeminiMeter() meter { return geminiMeter{} }
+
+var (
+	geminiText = [][]byte{[]byte(`"text": "`), []byte(`"text":"`)}
+	closedList = []byte("]")
+)
+
+// event ends the stream with the reason why the model stopped; the protocol has no other mark.
+func (geminiMeter) event(data []byte, a *Answer) (withhold, last bool) {
+	if bytes.Equal(data, closedList) {
+		return false, true
+	}
+	root := gjson.ParseBytes(data)
+	if !root.IsObject() || !wholeJSON(data) {
+		return false, false
+	}
+	a.Events++
+	a.Text += estimateText(deltaText(data, geminiText...))
+	if root.Get("error").IsObject() {
+		a.Finish = ledger.ReasonUpstreamFailed
+		return false, true
+	}
+	readGenerated(root, a)
+	return false, root.Get("candidates.#.finishReason").Get("0").Exists() || root.Get("promptFeedback.blockReason").Exists()
+}
+
+func (geminiMeter) close(*Answer) {}
