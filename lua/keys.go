@@ -32,6 +32,8 @@ func slotOf(app string, tier ledger.Tier) string {
 
 func markKey(slot string) string { return tag(slot) + "mark" }
 
+func joinedKey() string { return tag(SharedSlot) + "apps" }
+
 func deadlinesKey(app string) string { return tag(app) + "deadlines" }
 
 func reservationKey(app, id string) string { return tag(app) + "reservation:" + id }

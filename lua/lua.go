@@ -17,13 +17,13 @@
 //
 // A slot (one app, or "shared" for the counters that all apps share) has a mark, written when its counters were last
 // written from Postgres. Without the mark nothing of the slot is believed: Reserve answers StatusRebuild. The mark lives
-// shorter than any counter that has no window end, so a counter that is missing while the mark stands is truly zero.
+// shorter than any counter that has no window end, so a counter that is missing while the mark stands is truly zero. Beside the
+// shared mark stands the list of the apps that had marks with it: the shared counters may hold something of those.
 //
 // Not guaranteed: a replica that is promoted without the last writes has forgotten them, and until that is noticed the
 // amounts they held can be admitted again. An ending that Settle drops because a mark is missing leaves no tombstone: a
-// reserve of that id that arrives after the rebuild is held until its deadline. Rebuilding one app gives nothing back on the
-// shared counters for reservations that the ledger never heard of: they hold until the shared slot is rebuilt. On a Redis
-// Cluster every call fails with CROSSSLOT: shared counters have no slot of their own there yet.
+// reserve of that id that arrives after the rebuild is held until its deadline. On a Redis Cluster every call fails with
+// CROSSSLOT: shared counters have no slot of their own there yet.
 package lua
 
 import (

@@ -2,7 +2,6 @@ package lua
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"strconv"
 	"strings"
@@ -15,28 +14,6 @@ import (
 
 // rebuildChunk bounds one call of rebuild.lua.
 const rebuildChunk = 500
-
-// Mark reads the generation that a slot (an app, or SharedSlot) was last rebuilt for; ok is false when there is no mark.
-func (s *Scripts) Mark(ctx context.Context, slot string) (generation string, ok bool, err error) {
-	text, err := s.client.Get(ctx, markKey(slot)).Result()
-	if errors.Is(err, redis.Nil) {
-		return "", false, nil
-	}
-	if err != nil {
-		return "", false, fmt.Errorf("read mark of %s: %w", slot, err)
-	}
-	generation, _, _ = strings.Cut(text, " ")
-	return generation, true, nil
-}
-
-// Renew lengthens the life of a slot's mark. Every counter of the slot that Postgres has must have been given to Settle just
-// before, which lengthens theirs: no counter without a window end may be gone before the mark.
-func (s *Scripts) Renew(ctx context.Context, slot string) error {
-	if err := s.client.PExpire(ctx, markKey(slot), markTTL).Err(); err != nil {
-		return fmt.Errorf("renew mark of %s: %w", slot, err)
-	}
-	return nil
-}
 
 // RebuildCall is everything Postgres knows of one slot that still matters.
 type RebuildCall struct {
@@ -55,7 +32,8 @@ type RebuildCall struct {
 }
 
 // Rebuild replaces the slot's counters and reservations by what the call says and writes the mark last; until then every
-// Reserve that needs the slot answers StatusRebuild. The caller must keep settlements of the slot away meanwhile.
+// Reserve that needs the slot answers StatusRebuild. The caller must keep settlements of the slot away meanwhile. Where Redis
+// holds reservations of an app, the shared counters that they name go, too: the shared slot must be rebuilt afterwards.
 func (s *Scripts) Rebuild(ctx context.Context, c RebuildCall) error {
 	if err := s.rebuildSlot(ctx, c); err != nil {
 		return fmt.Errorf("rebuild %s: %w", c.Slot, err)
@@ -64,7 +42,7 @@ func (s *Scripts) Rebuild(ctx context.Context, c RebuildCall) error {
 }
 
 func (s *Scripts) rebuildSlot(ctx context.Context, c RebuildCall) error {
-	if err := s.client.Del(ctx, markKey(c.Slot)).Err(); err != nil {
+	if err := s.Unmark(ctx, c.Slot); err != nil {
 		return err
 	}
 	if err := s.forgetReservations(ctx, c.Slot); err != nil {
@@ -100,8 +78,8 @@ func (s *Scripts) rebuildSlot(ctx context.Context, c RebuildCall) error {
 	return s.client.Set(ctx, markKey(c.Slot), fmt.Sprintf("%s %d %d", c.Generation, rates, leases), markTTL).Err()
 }
 
-// forgetReservations removes the records that Redis still has, and the slot's counters that they name: what is held is about
-// to be written absolutely, and a counter that only held what the ledger never heard of would hold it for ever.
+// forgetReservations removes the records that Redis still has, and the counters that they name: what is held is about to be
+// written absolutely, and a counter that only held what the ledger never heard of would hold it for ever.
 func (s *Scripts) forgetReservations(ctx context.Context, slot string) error {
 	ids, err := s.client.ZRange(ctx, deadlinesKey(slot), 0, -1).Result()
 	if err != nil {
@@ -118,11 +96,7 @@ func (s *Scripts) forgetReservations(ctx context.Context, slot string) error {
 			return err
 		}
 		for _, text := range records {
-			for _, key := range countersOf(text) {
-				if strings.HasPrefix(key, tag(slot)) {
-					keys = append(keys, key)
-				}
-			}
+			keys = append(keys, countersOf(text)...)
 		}
 		if err := s.client.Del(ctx, keys...).Err(); err != nil {
 			return err

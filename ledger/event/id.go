@@ -45,9 +45,8 @@ const (
 	ConfirmSubject = "tollgate.confirmed" // request: a producer's id; the reply is a Confirmation
 	RebuildSubject = "tollgate.rebuild"   // request: a slot whose mark is missing; the reply comes when it is rebuilt
 
-	RebuiltKey = "rebuilt" // in ControlBucket: the last generation that marks were written for
+	RebuiltKey = "rebuilt" // in ControlBucket: the last generation that marks were written for, and to which Redis
 	LedgerKey  = "ledger"  // in ControlBucket: which Postgres was settled in, and the highest mark that was noted there
-	RedisKey   = "redis"   // in ControlBucket: which Redis, and which of its histories, the marks were written to
 )
 
 // PresenceBucket is the KV bucket in which every live gateway keeps an entry, its producer id, renewed every PresenceRenewal. One

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
@@ -82,7 +83,7 @@ func (g *Generations) Begin(ctx context.Context, done func(ctx context.Context, 
 	if err != nil {
 		return "", err
 	}
-	used, err := value(ctx, bucket, event.RebuiltKey)
+	used, _, err := rebuilt(ctx, bucket)
 	if err != nil {
 		return "", err
 	}
@@ -114,35 +115,50 @@ func (g *Generations) raise(ctx context.Context, bucket jetstream.KeyValue, entr
 	return next, nil
 }
 
-// Use notes that marks of the generation are about to be written. It errs when they must not be: the generation was raised since
-// its barrier, or has served for a rebuild already, after which gateways may have admitted what its barrier did not cover. The
-// caller must keep other rebuilds away.
-func (g *Generations) Use(ctx context.Context, generation string) error {
+// Elsewhere raises the generation if its marks were written to another Redis than this one, and says whether it did.
+func (g *Generations) Elsewhere(ctx context.Context, redis string) (raised bool, err error) {
+	bucket, entry, err := g.read(ctx)
+	if err != nil {
+		return false, err
+	}
+	used, of, err := rebuilt(ctx, bucket)
+	if err != nil || used != string(entry.Value()) || of == redis {
+		return false, err // where no marks name the generation yet, a rebuild is due anyway
+	}
+	_, err = g.raise(ctx, bucket, entry)
+	return err == nil, err
+}
+
+// Use notes that marks of the generation are about to be written to the Redis. It errs when they must not be: the generation was
+// raised since its barrier, or has served for a rebuild already, after which gateways may have admitted what its barrier did not
+// cover. The caller must keep other rebuilds away.
+func (g *Generations) Use(ctx context.Context, generation, redis string) error {
 	bucket, entry, err := g.read(ctx)
 	if err != nil {
 		return err
 	}
-	used, err := value(ctx, bucket, event.RebuiltKey)
+	used, _, err := rebuilt(ctx, bucket)
 	if err != nil {
 		return err
 	}
 	if current := string(entry.Value()); current != generation || used == generation {
 		return fmt.Errorf("generation %s cannot serve, it is %s now, rebuilt was %q", generation, current, used)
 	}
-	if _, err := bucket.PutString(ctx, event.RebuiltKey, generation); err != nil {
+	if _, err := bucket.PutString(ctx, event.RebuiltKey, generation+" "+redis); err != nil {
 		return fmt.Errorf("use generation %s: %w", generation, err)
 	}
 	return nil
 }
 
-// value reads an entry, "" where there is none.
-func value(ctx context.Context, bucket jetstream.KeyValue, key string) (string, error) {
-	entry, err := bucket.Get(ctx, key)
+// rebuilt is the last generation that marks were written for, and which Redis they were written to; "" before there was one.
+func rebuilt(ctx context.Context, bucket jetstream.KeyValue) (generation, redis string, err error) {
+	entry, err := bucket.Get(ctx, event.RebuiltKey)
 	if errors.Is(err, jetstream.ErrKeyNotFound) {
-		return "", nil
+		return "", "", nil
 	}
 	if err != nil {
-		return "", fmt.Errorf("read %s: %w", key, err)
+		return "", "", fmt.Errorf("read %s: %w", event.RebuiltKey, err)
 	}
-	return string(entry.Value()), nil
+	generation, redis, _ = strings.Cut(string(entry.Value()), " ")
+	return generation, redis, nil
 }

@@ -10,9 +10,15 @@
 // reach, because it is paused or cut off, still names the one before, is answered REBUILD, and adopts the new one only when
 // what it had admitted is delivered. A gateway is waited for until its presence lapses.
 //
-// Reservations hold on the counters of their app and on the shared ones, and only together do the two agree. So an app is
-// rebuilt by itself only when it holds nothing, neither in Postgres nor in Redis. Otherwise, and when the shared mark is
-// missing, everything is rebuilt: the shared mark is taken away first, and is the last to come back.
+// Reservations hold on the counters of their app and on the shared ones, and only together do the two agree. What ended while
+// its app had no mark was given back on neither. So an app is rebuilt by itself only when the shared counters cannot hold anything
+// of it: it has had no mark since they were rebuilt, and nothing is open. Otherwise, and when the shared mark is missing,
+// everything is rebuilt: the shared mark is taken away first, and is the last to come back.
+//
+// # Failover
+//
+// With the generation stands which Redis its marks were written to. When another one answers, because a replica was promoted or
+// the server restarted, its last writes may be missing: the generation is raised, and everything is rebuilt.
 //
 // # Not guaranteed
 //
@@ -62,6 +68,9 @@ func New(p Parts) *Rebuilder { return &Rebuilder{p} }
 // Missing rebuilds everything if the shared mark is missing; when all is set, it rebuilds every app whose mark is.
 func (r *Rebuilder) Missing(ctx context.Context, all bool) error {
 	r.Barrier.connectedSince() // so that a reconnect is noticed soon, not at the next rebuild
+	if err := r.failover(ctx); err != nil {
+		return err
+	}
 	if err := r.Slot(ctx, lua.SharedSlot); err != nil || !all {
 		return err
 	}
@@ -75,6 +84,19 @@ func (r *Rebuilder) Missing(ctx context.Context, all bool) error {
 		}
 	}
 	return nil
+}
+
+// failover makes all marks those of the past when another Redis answers than the one they were written to.
+func (r *Rebuilder) failover(ctx context.Context) error {
+	redis, err := r.Scripts.Identity(ctx)
+	if err != nil || redis == "" {
+		return err
+	}
+	raised, err := r.Generations.Elsewhere(ctx, redis)
+	if raised {
+		r.Log.Warn("another Redis answers, or it was restarted: what it knows is not believed", "redis", redis)
+	}
+	return err
 }
 
 // Slot rebuilds one slot if its mark is missing, with whatever must be rebuilt together with it.
@@ -99,10 +121,13 @@ func (r *Rebuilder) Slot(ctx context.Context, slot string) error {
 	return r.everything(ctx, slot)
 }
 
-// alone rebuilds an app that holds nothing; false when it holds something. The shared mark stands: Redis was not emptied, and the
-// generation stays. Nobody judges the app while its mark is missing, so the barrier need not keep anybody from it.
+// alone rebuilds an app that holds nothing; false when it may hold something. The shared mark stands: Redis was not emptied, and
+// the generation stays. Nobody judges the app while its mark is missing, so the barrier need not keep anybody from it.
 func (r *Rebuilder) alone(ctx context.Context, app, generation string) (bool, error) {
 	if gone, err := r.missing(ctx, lua.SharedSlot, generation); err != nil || gone {
+		return false, err
+	}
+	if joined, err := r.Scripts.Joined(ctx, app); err != nil || joined {
 		return false, err
 	}
 	if err := r.quiet(ctx, generation); err != nil {
@@ -113,12 +138,8 @@ func (r *Rebuilder) alone(ctx context.Context, app, generation string) (bool, er
 		return false, err
 	}
 	defer session.Close(ctx)
-	open, err := session.OpenReservations(ctx, app)
-	if err != nil {
-		return false, err
-	}
-	held, err := r.Scripts.Overdue(ctx, app, r.Now().AddDate(1, 0, 0), 1)
-	if err != nil || len(open)+len(held) > 0 {
+	// It may have been admitted without Redis.
+	if open, err := session.OpenReservations(ctx, app); err != nil || len(open) > 0 {
 		return false, err
 	}
 	if gone, err := r.missing(ctx, lua.SharedSlot, generation); err != nil || gone {
@@ -131,6 +152,9 @@ func (r *Rebuilder) alone(ctx context.Context, app, generation string) (bool, er
 	if err != nil {
 		return false, err
 	}
+	if err := r.Scripts.Join(ctx, app); err != nil {
+		return false, err
+	}
 	if err := r.write(ctx, session, slotState{app, app, generation}, rates); err != nil {
 		return false, err
 	}
@@ -140,15 +164,12 @@ func (r *Rebuilder) alone(ctx context.Context, app, generation string) (bool, er
 	return true, nil
 }
 
-// unbelieved is a generation that no gateway ever has.
-const unbelieved = "none"
-
 // Distrust has everything rebuilt, and nothing judged until then: Redis and Postgres are no longer of one history.
 func (r *Rebuilder) Distrust(ctx context.Context) error {
 	if _, err := r.Generations.Raise(ctx); err != nil {
 		return err
 	}
-	return r.Scripts.Rebuild(ctx, lua.RebuildCall{Slot: lua.SharedSlot, Generation: unbelieved})
+	return r.Scripts.Unmark(ctx, lua.SharedSlot)
 }
 
 // finished waits for a rebuild that is being written, and tells whether the slot has its mark then.
@@ -162,8 +183,8 @@ func (r *Rebuilder) finished(ctx context.Context, slot, generation string) (bool
 	return err == nil && !gone, err
 }
 
-// everything rebuilds all slots, because the mark of one is missing, for a generation of its own: a gateway that does not pass the barrier still names the one before,
-// and judges nothing.
+// everything rebuilds all slots, because the mark of one is missing, for a generation of its own: a gateway that does not pass the
+// barrier still names the one before, and judges nothing.
 func (r *Rebuilder) everything(ctx context.Context, slot string) error {
 	began := time.Now()
 	generation, err := r.Generations.Begin(ctx, func(ctx context.Context, generation string) (bool, error) {
@@ -172,7 +193,7 @@ func (r *Rebuilder) everything(ctx context.Context, slot string) error {
 	if err != nil || generation == "" {
 		return err
 	}
-	if err := r.Scripts.Rebuild(ctx, lua.RebuildCall{Slot: lua.SharedSlot, Generation: unbelieved}); err != nil {
+	if err := r.Scripts.Unmark(ctx, lua.SharedSlot); err != nil {
 		return err
 	}
 	if err := r.quiet(ctx, generation); err != nil {
@@ -186,11 +207,18 @@ func (r *Rebuilder) everything(ctx context.Context, slot string) error {
 	if gone, err := r.missing(ctx, lua.SharedSlot, generation); err != nil || !gone {
 		return err // another settler was faster
 	}
-	if err := r.Generations.Use(ctx, generation); err != nil {
+	redis, err := r.Scripts.Identity(ctx)
+	if err != nil {
+		return err
+	}
+	if err := r.Generations.Use(ctx, generation, redis); err != nil {
 		return err
 	}
 	apps, err := r.Store.Apps(ctx)
 	if err != nil {
+		return err
+	}
+	if err := r.Scripts.JoinAll(ctx, apps); err != nil {
 		return err
 	}
 	rates, err := r.readRates(ctx, session, "")
