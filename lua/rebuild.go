@@ -23,6 +23,9 @@ type RebuildCall struct {
 	// Open reservations that hold something on the slot's counters. For an app they are its own and are written as records;
 	// for SharedSlot they are those of all apps and only add up to what the shared counters hold.
 	Open []Open
+	// WithShared says that the shared slot is rebuilt next: shared counters that the reservations in Redis name go, too, because
+	// one that only held what the ledger never heard of would hold it for ever.
+	WithShared bool
 	// Active says that the slot was used recently: what its rates were charged before ChargedSince is unknown, and they start
 	// as if used up by it. A new app starts with full rates.
 	Active bool
@@ -32,8 +35,7 @@ type RebuildCall struct {
 }
 
 // Rebuild replaces the slot's counters and reservations by what the call says and writes the mark last; until then every
-// Reserve that needs the slot answers StatusRebuild. The caller must keep settlements of the slot away meanwhile. Where Redis
-// holds reservations of an app, the shared counters that they name go, too: the shared slot must be rebuilt afterwards.
+// Reserve that needs the slot answers StatusRebuild. The caller must keep settlements of the slot away meanwhile.
 func (s *Scripts) Rebuild(ctx context.Context, c RebuildCall) error {
 	if err := s.rebuildSlot(ctx, c); err != nil {
 		return fmt.Errorf("rebuild %s: %w", c.Slot, err)
@@ -45,7 +47,7 @@ func (s *Scripts) rebuildSlot(ctx context.Context, c RebuildCall) error {
 	if err := s.Unmark(ctx, c.Slot); err != nil {
 		return err
 	}
-	if err := s.forgetReservations(ctx, c.Slot); err != nil {
+	if err := s.forgetReservations(ctx, c.Slot, c.WithShared); err != nil {
 		return err
 	}
 	now, err := s.client.Time(ctx).Result()
@@ -78,9 +80,9 @@ func (s *Scripts) rebuildSlot(ctx context.Context, c RebuildCall) error {
 	return s.client.Set(ctx, markKey(c.Slot), fmt.Sprintf("%s %d %d", c.Generation, rates, leases), markTTL).Err()
 }
 
-// forgetReservations removes the records that Redis still has, and the counters that they name: what is held is about to be
-// written absolutely, and a counter that only held what the ledger never heard of would hold it for ever.
-func (s *Scripts) forgetReservations(ctx context.Context, slot string) error {
+// forgetReservations removes the records that Redis still has, and the slot's counters that they name: what is held is about
+// to be written absolutely, and a counter that only held what the ledger never heard of would hold it for ever.
+func (s *Scripts) forgetReservations(ctx context.Context, slot string, withShared bool) error {
 	ids, err := s.client.ZRange(ctx, deadlinesKey(slot), 0, -1).Result()
 	if err != nil {
 		return err
@@ -96,7 +98,11 @@ func (s *Scripts) forgetReservations(ctx context.Context, slot string) error {
 			return err
 		}
 		for _, text := range records {
-			keys = append(keys, countersOf(text)...)
+			for _, key := range countersOf(text) {
+				if withShared || strings.HasPrefix(key, tag(slot)) {
+					keys = append(keys, key)
+				}
+			}
 		}
 		if err := s.client.Del(ctx, keys...).Err(); err != nil {
 			return err

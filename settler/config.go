@@ -30,6 +30,8 @@ type Config struct {
 	// gateways have to show that they are there, before a rebuild believes that it knows them all.
 	RebuildEvery time.Duration `env:"TOLLGATE_SETTLER_REBUILD_EVERY" envDefault:"1s"`
 	PresenceWait time.Duration `env:"TOLLGATE_SETTLER_PRESENCE_WAIT" envDefault:"5s"`
+	// CompareEvery is how often all that Redis knows is compared with the ledger, app after app.
+	CompareEvery time.Duration `env:"TOLLGATE_SETTLER_COMPARE_EVERY" envDefault:"30s"`
 	// DirectoryEvery is how often the key directory is compared with Postgres.
 	DirectoryEvery time.Duration `env:"TOLLGATE_SETTLER_DIRECTORY_EVERY" envDefault:"10s"`
 	// GapAge is for how long a sequence may be missing before it is reported.
@@ -60,6 +62,7 @@ func (c Config) Validate() error {
 		{"TOLLGATE_SETTLER_STREAM_MAX_AGE", c.MaxAge},
 		{"TOLLGATE_SETTLER_SWEEP_EVERY", c.SweepEvery},
 		{"TOLLGATE_SETTLER_REBUILD_EVERY", c.RebuildEvery},
+		{"TOLLGATE_SETTLER_COMPARE_EVERY", c.CompareEvery},
 		{"TOLLGATE_SETTLER_DIRECTORY_EVERY", c.DirectoryEvery},
 		{"TOLLGATE_SETTLER_GAP_AGE", c.GapAge},
 	} {

@@ -35,7 +35,7 @@ func testConfig() settler.Config {
 	return settler.Config{
 		Batch: 100, Linger: 5 * time.Millisecond, Workers: 2, AckWait: 2 * time.Second, MaxAckPending: 1000, MaxAge: time.Hour, Replicas: 1,
 		SweepEvery: 50 * time.Millisecond, SweepGrace: 100 * time.Millisecond, RebuildEvery: 50 * time.Millisecond,
-		PresenceWait: 20 * time.Millisecond, DirectoryEvery: 50 * time.Millisecond, GapAge: 100 * time.Millisecond,
+		PresenceWait: 20 * time.Millisecond, CompareEvery: time.Hour, DirectoryEvery: 50 * time.Millisecond, GapAge: 100 * time.Millisecond,
 	}
 }
 

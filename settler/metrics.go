@@ -26,6 +26,7 @@ type metrics struct {
 	restored   prometheus.Counter
 	redisDown  prometheus.Gauge
 	negative   prometheus.Counter
+	lost       prometheus.Counter
 	settle     prometheus.Observer
 }
 
@@ -65,7 +66,10 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 			Name: "tollgate_settler_redis_failing", Help: "1 while the last write-back to Redis failed.",
 		}),
 		negative: prometheus.NewCounter(prometheus.CounterOpts{
-			Name: "tollgate_settler_negative_held_total", Help: "Held amounts in Redis that would have gone below zero: a bug.",
+			Name: "tollgate_settler_negative_held_total", Help: "Held amounts in Redis that would have gone below zero, because they were lost.",
+		}),
+		lost: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "tollgate_settler_counters_lost_total", Help: "Counters and open reservations that Redis had lost, or somebody changed, while their mark stood.",
 		}),
 	}
 	redis := prometheus.NewHistogramVec(prometheus.HistogramOpts{ // as the gateway says, whose metrics may stand beside these
@@ -79,6 +83,6 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 		}
 	}
 	m.events.WithLabelValues(kindUnknown, outcomeParked)
-	reg.MustRegister(m.lag, m.batchSize, m.events, m.open, m.gaps, m.missing, m.drift, m.unsealed, m.partitions, m.restored, m.redisDown, m.negative, redis)
+	reg.MustRegister(m.lag, m.batchSize, m.events, m.open, m.gaps, m.missing, m.drift, m.unsealed, m.partitions, m.restored, m.redisDown, m.negative, m.lost, redis)
 	return m
 }

@@ -52,6 +52,7 @@ type Settler struct {
 
 	mu    sync.Mutex
 	dirty map[string]bool // apps whose last write-back Redis did not take
+	lost  time.Time       // when a write-back last found that Redis had lost what it held
 	ready bool
 }
 
@@ -77,9 +78,9 @@ func New(config Config, d Deps) (*Settler, error) {
 	s.barrier = rebuild.NewBarrier(d.NATS, js, config.Replicas, config.PresenceWait, d.Now)
 	s.rebuild = rebuild.New(rebuild.Parts{
 		Store: d.Store, Scripts: d.Scripts, Generations: s.generations, Barrier: s.barrier, Settled: s.awaitSettled,
-		Rebuilt: s.markDirty, Log: d.Log, Now: d.Now,
+		Refresh: s.markDirty, Log: d.Log, Now: d.Now,
 	})
-	s.sweep = sweep.New(d.Store, d.Scripts, js, s.lag, config.SweepGrace, d.Log, d.Now)
+	s.sweep = sweep.New(d.Store, d.Scripts, js, s.rebuild.Quiet, config.SweepGrace, d.Log, d.Now)
 	return s, nil
 }
 
@@ -115,6 +116,8 @@ func (s *Settler) Run(ctx context.Context) error {
 	}
 	group.Go(func() error { return s.every(ctx, "position", positionEvery, s.keepPosition) })
 	group.Go(func() error { return s.serveRebuilds(ctx) })
+	group.Go(func() error { return s.serveHandRebuilds(ctx) })
+	group.Go(func() error { return s.compare(ctx) })
 	group.Go(func() error { return s.serveConfirmations(ctx) })
 	group.Go(func() error { return s.serveFills(ctx) })
 	group.Go(func() error { return s.every(ctx, "refresh", s.config.RebuildEvery, s.refreshDirty) })

@@ -50,9 +50,27 @@ func (s *Settler) settleApp(ctx context.Context, w pg.WriteBack) error {
 	s.metrics.redisDown.Set(0)
 	if result.Negative > 0 {
 		s.metrics.negative.Add(float64(result.Negative))
-		s.log.Error("held amounts went below zero", "app", w.App, "figures", result.Negative)
+		s.log.Error("held amounts went below zero: Redis has lost counters", "app", w.App, "figures", result.Negative)
+		return s.lose(ctx, w.App)
 	}
 	return nil // not applied: a mark is missing, and the rebuild will read the same rows
+}
+
+// loseAgain is how long a rebuild must have helped before the next one is due: no fault may keep Redis in rebuilds.
+const loseAgain = 10 * time.Second
+
+// lose has an app rebuilt whose counters, or the shared ones, do not hold what its reservations do.
+func (s *Settler) lose(ctx context.Context, app string) error {
+	s.mu.Lock()
+	early := s.now().Sub(s.lost) < loseAgain
+	if !early {
+		s.lost = s.now()
+	}
+	s.mu.Unlock()
+	if early {
+		return nil
+	}
+	return s.scripts.Unmark(ctx, app)
 }
 
 func counterStates(states []pg.CounterState) []lua.CounterState {

@@ -60,7 +60,7 @@ func newRoot() *cobra.Command {
 	}
 	root.CompletionOptions.DisableDefaultCmd = true
 	root.AddCommand(
-		newDev(), newGateway(), newSettler(), newMigrate(), newPolicy(), newApp(), newKey(), newGrant(), newLedger(),
+		newDev(), newGateway(), newSettler(), newMigrate(), newPolicy(), newApp(), newKey(), newGrant(), newLedger(), newRebuild(),
 		newProviderSim(), newBench(), newHealth(), newDoctor(),
 	)
 	return root

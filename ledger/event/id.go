@@ -49,6 +49,18 @@ const (
 	LedgerKey  = "ledger"  // in ControlBucket: which Postgres was settled in, and the highest mark that was noted there
 )
 
+// HandRebuildSubject is where a rebuild is asked for although nothing is known to be missing. The request names an app, or is empty
+// for everything; the reply is a Rebuilt in JSON.
+const HandRebuildSubject = "tollgate.rebuild.now"
+
+// Rebuilt says what was written to Redis.
+type Rebuilt struct {
+	Apps     int    `json:"apps"`
+	Counters int    `json:"counters"`
+	Open     int    `json:"open"`            // reservations
+	Error    string `json:"error,omitempty"` // why nothing was
+}
+
 // PresenceBucket is the KV bucket in which every live gateway keeps an entry, its producer id, renewed every PresenceRenewal. One
 // that is not renewed lapses after PresenceTTL: who is silent for so long is not waited for.
 const (

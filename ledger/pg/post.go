@@ -5,7 +5,6 @@ import (
 	"crypto/sha256"
 	"fmt"
 	"sort"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 
@@ -48,11 +47,10 @@ type WriteBack struct {
 
 // CounterState is the absolute state of one budget. App is "" when all apps share it. Version rises with every change.
 type CounterState struct {
-	Counter   ledger.Counter
-	App       string
-	Used      ledger.Amounts
-	Version   int64
-	UpdatedAt time.Time // set by LiveBudgets only
+	Counter ledger.Counter
+	App     string
+	Used    ledger.Amounts
+	Version int64
 }
 
 // OpenReservation is a reservation that is pending.

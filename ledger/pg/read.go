@@ -25,15 +25,14 @@ func (s *Store) Apps(ctx context.Context) ([]string, error) {
 	return apps, nil
 }
 
-// HasHistory reports whether any budget or open reservation of the app is known.
-func (s *Store) HasHistory(ctx context.Context, app string) (bool, error) {
-	const query = `
-SELECT EXISTS (SELECT FROM budgets WHERE app = $1) OR EXISTS (SELECT FROM reservations WHERE state = 'pending' AND app = $1)`
-	var known bool
-	if err := s.pool.QueryRow(ctx, query, clean(app)).Scan(&known); err != nil {
-		return false, fmt.Errorf("look for history of app %q: %w", app, err)
+// Empty reports whether the ledger has never seen a reservation.
+func (s *Store) Empty(ctx context.Context) (bool, error) {
+	const query = `SELECT NOT EXISTS (SELECT FROM budgets) AND NOT EXISTS (SELECT FROM reservations)`
+	var empty bool
+	if err := s.pool.QueryRow(ctx, query).Scan(&empty); err != nil {
+		return false, fmt.Errorf("look for reservations: %w", err)
 	}
-	return known, nil
+	return empty, nil
 }
 
 // LiveBudgets reads the budgets of one app ("" for the shared ones) whose window is not over at now. For a rebuild of Redis
@@ -51,7 +50,21 @@ ORDER BY subject, period, window_start`
 	return states, nil
 }
 
-const counterColumns = `app, tier, family, subject, period, window_start, window_end, requests, tokens, nanousd, version, updated_at`
+// AllLiveBudgets is LiveBudgets of every app and the shared ones.
+func (s *Session) AllLiveBudgets(ctx context.Context, now time.Time) ([]CounterState, error) {
+	const query = `
+SELECT ` + counterColumns + `
+FROM budgets
+WHERE window_end IS NULL OR window_end > $1
+ORDER BY app, subject, period, window_start`
+	states, err := s.counterStates(ctx, query, now)
+	if err != nil {
+		return nil, fmt.Errorf("read budgets of all: %w", err)
+	}
+	return states, nil
+}
+
+const counterColumns = `app, tier, family, subject, period, window_start, window_end, requests, tokens, nanousd, version`
 
 // counterStates runs a query that gives counterColumns.
 func (s *Session) counterStates(ctx context.Context, query string, args ...any) ([]CounterState, error) {
@@ -63,7 +76,7 @@ func (s *Session) counterStates(ctx context.Context, query string, args ...any) 
 		var start time.Time
 		var end *time.Time
 		err = row.Scan(&c.App, &c.Counter.Tier, &c.Counter.Family, &c.Counter.Subject, &c.Counter.Period, &start, &end,
-			&c.Used.Requests, &c.Used.Tokens, &c.Used.NanoUSD, &c.Version, &c.UpdatedAt)
+			&c.Used.Requests, &c.Used.Tokens, &c.Used.NanoUSD, &c.Version)
 		if end != nil {
 			c.Counter.Window = ledger.Window{Start: start.UTC(), End: end.UTC()}
 		}

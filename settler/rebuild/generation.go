@@ -79,40 +79,45 @@ func (g *Generations) read(ctx context.Context) (jetstream.KeyValue, jetstream.K
 // that begin at once agree, else a new one. In between, done looks whether another settler has just finished: then there is nothing
 // to begin, and the generation is "".
 func (g *Generations) Begin(ctx context.Context, done func(ctx context.Context, generation string) (bool, error)) (string, error) {
-	bucket, entry, err := g.read(ctx)
-	if err != nil {
-		return "", err
+	for {
+		bucket, entry, err := g.read(ctx)
+		if err != nil {
+			return "", err
+		}
+		used, _, err := rebuilt(ctx, bucket)
+		if err != nil {
+			return "", err
+		}
+		current := string(entry.Value())
+		if used != current {
+			return current, nil
+		}
+		if finished, err := done(ctx, current); err != nil || finished {
+			return "", err
+		}
+		if err := g.raise(ctx, bucket, entry); err != nil {
+			return "", err
+		}
 	}
-	used, _, err := rebuilt(ctx, bucket)
-	if err != nil {
-		return "", err
-	}
-	current := string(entry.Value())
-	if used != current {
-		return current, nil
-	}
-	if finished, err := done(ctx, current); err != nil || finished {
-		return "", err
-	}
-	return g.raise(ctx, bucket, entry)
 }
 
 // Raise makes every mark one of the past.
-func (g *Generations) Raise(ctx context.Context) (string, error) {
+func (g *Generations) Raise(ctx context.Context) error {
 	bucket, entry, err := g.read(ctx)
 	if err != nil {
-		return "", err
+		return err
 	}
 	return g.raise(ctx, bucket, entry)
 }
 
-// raise errs when another settler has raised the generation since it was read: what is to be done next is looked at anew.
-func (g *Generations) raise(ctx context.Context, bucket jetstream.KeyValue, entry jetstream.KeyValueEntry) (string, error) {
+// raise also returns when another settler has raised the generation since it was read.
+func (g *Generations) raise(ctx context.Context, bucket jetstream.KeyValue, entry jetstream.KeyValueEntry) error {
 	next := g.after(string(entry.Value()))
-	if _, err := bucket.Update(ctx, event.GenerationKey, []byte(next), entry.Revision()); err != nil {
-		return "", fmt.Errorf("raise generation %s to %s: %w", entry.Value(), next, err)
+	_, err := bucket.Update(ctx, event.GenerationKey, []byte(next), entry.Revision())
+	if err != nil && !errors.Is(err, jetstream.ErrKeyRevisionMismatch) {
+		return fmt.Errorf("raise generation %s to %s: %w", entry.Value(), next, err)
 	}
-	return next, nil
+	return nil
 }
 
 // Elsewhere raises the generation if its marks were written to another Redis than this one, and says whether it did.
@@ -125,7 +130,7 @@ func (g *Generations) Elsewhere(ctx context.Context, redis string) (raised bool,
 	if err != nil || used != string(entry.Value()) || of == redis {
 		return false, err // where no marks name the generation yet, a rebuild is due anyway
 	}
-	_, err = g.raise(ctx, bucket, entry)
+	err = g.raise(ctx, bucket, entry)
 	return err == nil, err
 }
 

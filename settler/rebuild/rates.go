@@ -19,6 +19,7 @@ const (
 // rates are the rates of every slot with what they were charged since an instant.
 type rates struct {
 	since  time.Time
+	cut    bool // there is more in chargedFor than was read
 	bySlot map[string][]lua.RateCharges
 }
 
@@ -64,7 +65,7 @@ func gatherRates(charged []pg.Charged, since, now time.Time) *rates {
 			x.Charges = append(x.Charges, lua.Charge{ReservationID: c.ReservationID, Units: c.Amounts.In(rate.Unit), At: c.ReservedAt})
 		}
 	}
-	all := &rates{since: since, bySlot: map[string][]lua.RateCharges{}}
+	all := &rates{since: since, cut: since.After(now.Add(-chargedFor)), bySlot: map[string][]lua.RateCharges{}}
 	for key, x := range byRate {
 		if x.Charges = remembered(x, now); len(x.Charges) > 0 {
 			all.bySlot[key.slot] = append(all.bySlot[key.slot], *x)

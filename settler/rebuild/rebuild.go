@@ -29,19 +29,18 @@ package rebuild
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
+	"slices"
 	"time"
 
+	"tollgate/ledger/event"
 	"tollgate/ledger/pg"
 	"tollgate/lua"
 )
 
 // timeout bounds one rebuild, the settling of the stream included.
 const timeout = 30 * time.Second
-
-// activeFor is how long after its last settlement a slot counts as in use: what its rates were charged in a time that the
-// ledger does not tell then counts as all that they allow.
-const activeFor = 24 * time.Hour
 
 // Settled waits until everything that is on the stream now is settled.
 type Settled func(ctx context.Context) error
@@ -56,8 +55,8 @@ type Parts struct {
 	Generations *Generations
 	Barrier     *Barrier
 	Settled     Settled
-	// Rebuilt is told of every app that was rebuilt alone: its budgets must be written back once more.
-	Rebuilt func(app string)
+	// Refresh has an app's budgets and open reservations written back once more.
+	Refresh func(app string)
 	Log     *slog.Logger
 	Now     func() time.Time
 }
@@ -101,24 +100,50 @@ func (r *Rebuilder) failover(ctx context.Context) error {
 
 // Slot rebuilds one slot if its mark is missing, with whatever must be rebuilt together with it.
 func (r *Rebuilder) Slot(ctx context.Context, slot string) error {
+	_, err := r.slot(ctx, slot)
+	return err
+}
+
+// slot also tells what it wrote, which is nothing where the mark stands.
+func (r *Rebuilder) slot(ctx context.Context, slot string) (written event.Rebuilt, err error) {
 	generation, err := r.Generations.Current(ctx)
 	if err != nil {
-		return err
+		return written, err
 	}
 	gone, err := r.missing(ctx, slot, generation)
 	if err != nil || !gone {
-		return err
+		return written, err
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, timeout, errors.New("rebuild: took more than 30 s"))
 	defer cancel()
-	if slot == lua.SharedSlot {
-		return r.everything(ctx, slot)
-	}
-	alone, err := r.alone(ctx, slot, generation)
-	if err != nil || alone {
-		return err
+	if slot != lua.SharedSlot {
+		if alone, err := r.alone(ctx, slot, generation); err != nil || alone {
+			return event.Rebuilt{Apps: 1}, err
+		}
 	}
 	return r.everything(ctx, slot)
+}
+
+// ByHand rebuilds everything although its marks stand, or with an app's name that app, and with it everything if the shared
+// counters may hold something of it.
+func (r *Rebuilder) ByHand(ctx context.Context, app string) (event.Rebuilt, error) {
+	if app == "" {
+		if err := r.Generations.Raise(ctx); err != nil {
+			return event.Rebuilt{}, err
+		}
+		return r.slot(ctx, lua.SharedSlot)
+	}
+	apps, err := r.Store.Apps(ctx)
+	if err != nil {
+		return event.Rebuilt{}, err
+	}
+	if !slices.Contains(apps, app) {
+		return event.Rebuilt{}, fmt.Errorf("the ledger knows no app %q", app)
+	}
+	if err := r.Scripts.Unmark(ctx, app); err != nil {
+		return event.Rebuilt{}, err
+	}
+	return r.slot(ctx, app)
 }
 
 // alone rebuilds an app that holds nothing; false when it may hold something. The shared mark stands: Redis was not emptied, and
@@ -138,9 +163,9 @@ func (r *Rebuilder) alone(ctx context.Context, app, generation string) (bool, er
 		return false, err
 	}
 	defer session.Close(ctx)
-	// It may have been admitted without Redis.
-	if open, err := session.OpenReservations(ctx, app); err != nil || len(open) > 0 {
-		return false, err
+	known, err := r.read(ctx, session, app)
+	if err != nil || len(known.open) > 0 {
+		return false, err // admitted without Redis
 	}
 	if gone, err := r.missing(ctx, lua.SharedSlot, generation); err != nil || gone {
 		return false, err // Redis was emptied meanwhile
@@ -155,147 +180,24 @@ func (r *Rebuilder) alone(ctx context.Context, app, generation string) (bool, er
 	if err := r.Scripts.Join(ctx, app); err != nil {
 		return false, err
 	}
-	if err := r.write(ctx, session, slotState{app, app, generation}, rates); err != nil {
+	if err := r.write(ctx, app, generation, known, rates, false); err != nil {
 		return false, err
 	}
 	// What was settled without the app's mark did not reach the shared counters either.
-	r.Rebuilt(app)
+	r.Refresh(app)
 	r.Log.Info("app's counters rebuilt", "app", app)
 	return true, nil
 }
 
 // Distrust has everything rebuilt, and nothing judged until then: Redis and Postgres are no longer of one history.
 func (r *Rebuilder) Distrust(ctx context.Context) error {
-	if _, err := r.Generations.Raise(ctx); err != nil {
+	if err := r.Generations.Raise(ctx); err != nil {
 		return err
 	}
 	return r.Scripts.Unmark(ctx, lua.SharedSlot)
 }
 
-// finished waits for a rebuild that is being written, and tells whether the slot has its mark then.
-func (r *Rebuilder) finished(ctx context.Context, slot, generation string) (bool, error) {
-	session, err := r.Store.Rebuilding(ctx)
-	if err != nil {
-		return false, err
-	}
-	session.Close(ctx)
-	gone, err := r.missing(ctx, slot, generation)
-	return err == nil && !gone, err
-}
-
-// everything rebuilds all slots, because the mark of one is missing, for a generation of its own: a gateway that does not pass the
-// barrier still names the one before, and judges nothing.
-func (r *Rebuilder) everything(ctx context.Context, slot string) error {
-	began := time.Now()
-	generation, err := r.Generations.Begin(ctx, func(ctx context.Context, generation string) (bool, error) {
-		return r.finished(ctx, slot, generation)
-	})
-	if err != nil || generation == "" {
-		return err
-	}
-	if err := r.Scripts.Unmark(ctx, lua.SharedSlot); err != nil {
-		return err
-	}
-	if err := r.quiet(ctx, generation); err != nil {
-		return err
-	}
-	session, err := r.Store.Rebuilding(ctx)
-	if err != nil {
-		return err
-	}
-	defer session.Close(ctx)
-	if gone, err := r.missing(ctx, lua.SharedSlot, generation); err != nil || !gone {
-		return err // another settler was faster
-	}
-	redis, err := r.Scripts.Identity(ctx)
-	if err != nil {
-		return err
-	}
-	if err := r.Generations.Use(ctx, generation, redis); err != nil {
-		return err
-	}
-	apps, err := r.Store.Apps(ctx)
-	if err != nil {
-		return err
-	}
-	if err := r.Scripts.JoinAll(ctx, apps); err != nil {
-		return err
-	}
-	rates, err := r.readRates(ctx, session, "")
-	if err != nil {
-		return err
-	}
-	for _, app := range apps {
-		if err := r.write(ctx, session, slotState{app, app, generation}, rates); err != nil {
-			return err
-		}
-	}
-	// In Postgres the owner of shared counters is "", and the open reservations of all apps hold on them.
-	if err := r.write(ctx, session, slotState{lua.SharedSlot, "", generation}, rates); err != nil {
-		return err
-	}
-	r.Log.Warn("all counters rebuilt", "apps", len(apps), "seconds", time.Since(began).Seconds())
-	return nil
-}
-
-// quiet has every gateway bring what it admitted to the stream, and waits until it is settled.
-func (r *Rebuilder) quiet(ctx context.Context, generation string) error {
-	empty, err := r.empty(ctx)
-	if err != nil {
-		return err
-	}
-	if err := r.Barrier.Pass(ctx, generation, empty); err != nil {
-		return err
-	}
-	return r.Settled(ctx)
-}
-
-// empty reports whether the ledger has never seen a reservation.
-func (r *Rebuilder) empty(ctx context.Context) (bool, error) {
-	apps, err := r.Store.Apps(ctx)
-	if err != nil {
-		return false, err
-	}
-	for _, app := range append(apps, "") {
-		if known, err := r.Store.HasHistory(ctx, app); err != nil || known {
-			return false, err
-		}
-	}
-	return true, nil
-}
-
 func (r *Rebuilder) missing(ctx context.Context, slot, generation string) (bool, error) {
 	marked, ok, err := r.Scripts.Mark(ctx, slot)
 	return !ok || marked != generation, err
-}
-
-// slotState names what is written: a slot, who owns its budgets in Postgres, and the generation of its mark.
-type slotState struct{ slot, owner, generation string }
-
-// write replaces one slot by what Postgres has for its owner.
-func (r *Rebuilder) write(ctx context.Context, session *pg.Session, to slotState, rates *rates) error {
-	slot, owner := to.slot, to.owner
-	budgets, err := session.LiveBudgets(ctx, owner, r.Now())
-	if err != nil {
-		return err
-	}
-	open, err := session.OpenReservations(ctx, owner)
-	if err != nil {
-		return err
-	}
-	call := lua.RebuildCall{
-		Slot: slot, Generation: to.generation, Active: len(open) > 0, ChargedSince: rates.since, Charges: rates.bySlot[slot],
-	}
-	call.Active = call.Active || len(call.Charges) > 0
-	for _, b := range budgets {
-		call.Counters = append(call.Counters, lua.CounterState{Counter: b.Counter, App: b.App, Used: b.Used, Version: b.Version})
-		call.Active = call.Active || r.Now().Sub(b.UpdatedAt) < activeFor
-	}
-	for _, o := range open {
-		call.Open = append(call.Open, lua.Open{
-			ReservationID: o.Reservation.ID, App: o.App, Held: o.Reservation.Held, Counters: o.Reservation.Counters, Deadline: o.Reservation.Deadline,
-			ReservedAt: o.Reservation.ReservedAt,
-		})
-	}
-	return r.Scripts.Rebuild(ctx, call)
 }

@@ -2,13 +2,13 @@
 //
 // What Postgres knows as pending is expired by an event, whose content depends on the reservation alone: settlers that sweep at
 // once publish the same bytes. What Redis holds and Postgres does not know was never recorded, so it was never spent: it is
-// given back in Redis. That can only be told while the stream is there and settled: before, the event may be on its way, and
-// the money spent.
+// given back in Redis. Both can only be told when nothing is on its way any more: every live gateway has brought what it
+// recorded to the stream, and that is settled. Only then is anything ended; while NATS is away, nothing is.
 //
 // # Not guaranteed
 //
-// After the stream was away for longer than a reservation lives, what gateways publish then from their outboxes is on its way
-// unseen: an amount may be given back just before its event arrives.
+// What a gateway holds back in its outbox while it is dead, or cut off from NATS for longer than its presence lasts, is not waited
+// for. The outcome that arrives later takes an expiry back; until a reservation arrives, its amount can be admitted again.
 package sweep
 
 import (
@@ -37,24 +37,53 @@ type Sweeper struct {
 	store   *pg.Store
 	scripts *lua.Scripts
 	js      jetstream.JetStream
-	lag     Lag
+	certain Certain
 	grace   time.Duration
 	log     *slog.Logger
 	now     func() time.Time
 }
 
-// Lag is the age of the oldest event on the stream that is not settled; it errs when that cannot be known.
-type Lag func(ctx context.Context) (time.Duration, error)
+// Certain returns when all that live gateways recorded before the call is in the ledger; it errs when that cannot be had.
+type Certain func(ctx context.Context) error
 
 // New makes a sweeper that ends what is overdue for longer than grace.
-func New(store *pg.Store, scripts *lua.Scripts, js jetstream.JetStream, lag Lag, grace time.Duration, log *slog.Logger, now func() time.Time) *Sweeper {
-	return &Sweeper{store: store, scripts: scripts, js: js, lag: lag, grace: grace, log: log, now: now}
+func New(store *pg.Store, scripts *lua.Scripts, js jetstream.JetStream, certain Certain, grace time.Duration, log *slog.Logger, now func() time.Time) *Sweeper {
+	return &Sweeper{store: store, scripts: scripts, js: js, certain: certain, grace: grace, log: log, now: now}
 }
+
+// certainLimit is longer than a gateway that does not answer is waited for.
+const certainLimit = 20 * time.Second
 
 // Once looks once, in Postgres and in Redis; a failure of one does not keep the other from being looked at.
 func (s *Sweeper) Once(ctx context.Context) error {
 	before := s.now().Add(-s.grace)
+	if overdue, err := s.overdue(ctx, before); err != nil || !overdue {
+		return err
+	}
+	certain, cancel := context.WithTimeoutCause(ctx, certainLimit, errors.New("sweep: events may be on their way"))
+	defer cancel()
+	if err := s.certain(certain); err != nil {
+		return fmt.Errorf("nothing is ended: %w", err)
+	}
 	return errors.Join(s.expire(ctx, before), s.forget(ctx, before))
+}
+
+// overdue reports whether there is anything to end. A Redis that cannot be asked does not keep Postgres from being swept.
+func (s *Sweeper) overdue(ctx context.Context, before time.Time) (bool, error) {
+	pending, err := s.store.Overdue(ctx, before, 1)
+	if err != nil || len(pending) > 0 {
+		return len(pending) > 0, err
+	}
+	apps, err := s.store.Apps(ctx)
+	if err != nil {
+		return false, err
+	}
+	for _, app := range apps {
+		if held, err := s.scripts.Overdue(ctx, app, before, 1); err != nil || len(held) > 0 {
+			return len(held) > 0, err
+		}
+	}
+	return false, nil
 }
 
 // Expired is the event that ends a reservation whose outcome never arrived. It happened at the deadline.
@@ -88,14 +117,8 @@ func (s *Sweeper) expire(ctx context.Context, before time.Time) error {
 	return nil
 }
 
-// forget gives back in Redis what is overdue there and not pending in Postgres. An event that is older than the reservation's
-// deadline has been settled when the lag is subtracted from the instant.
+// forget gives back in Redis what is overdue there and not pending in Postgres.
 func (s *Sweeper) forget(ctx context.Context, before time.Time) error {
-	lag, err := s.lag(ctx)
-	if err != nil {
-		return fmt.Errorf("nothing is given back: %w", err)
-	}
-	before = before.Add(-lag)
 	apps, err := s.store.Apps(ctx)
 	if err != nil {
 		return err
