@@ -86,7 +86,7 @@ func (s *Settler) consumeOnce(ctx context.Context) error {
 		case <-ctx.Done():
 			s.giveBack(m)
 		}
-	}, jetstream.PullMaxMessages(2*s.config.Batch), jetstream.PullHeartbeat(5*time.Second), jetstream.PullExpiry(15*time.Second),
+	}, jetstream.PullMaxMessages(s.config.Batch), jetstream.PullHeartbeat(5*time.Second), jetstream.PullExpiry(15*time.Second),
 		jetstream.ConsumeErrHandler(func(_ jetstream.ConsumeContext, err error) {
 			if errors.Is(err, jetstream.ErrConsumerDeleted) || errors.Is(err, jetstream.ErrConsumerNotFound) {
 				select {

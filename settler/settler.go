@@ -70,7 +70,7 @@ func New(config Config, d Deps) (*Settler, error) {
 	}
 	s := &Settler{
 		config: config, store: d.Store, scripts: d.Scripts, nc: d.NATS, js: js, log: d.Log, metrics: newMetrics(d.Registry),
-		now: d.Now, messages: make(chan jetstream.Msg, 2*config.Batch), dirty: map[string]bool{},
+		now: d.Now, messages: make(chan jetstream.Msg, config.Batch), dirty: map[string]bool{},
 		keys: directory.NewSync(d.Store, js), granted: make(chan struct{}, 1),
 	}
 	s.store.Guard()

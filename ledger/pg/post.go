@@ -72,7 +72,7 @@ func (s *Session) Post(ctx context.Context, batch []Received) (Result, error) {
 	if err := s.store.ensureAccounts(ctx, s.conn, accountsOf(batch)); err != nil {
 		return Result{}, err
 	}
-	for attempt := 1; ; attempt++ {
+	for {
 		p := &posting{store: s.store, fates: make([]Fate, len(batch)), counting: newCounting(s.known.list)}
 		err := pgx.BeginTxFunc(ctx, s.conn, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
 			return p.run(ctx, tx, batch)
@@ -80,8 +80,8 @@ func (s *Session) Post(ctx context.Context, batch []Received) (Result, error) {
 		switch {
 		case err == nil:
 			return Result{Fates: p.fates, WriteBacks: p.writeBacks()}, nil
-		case deadlocked(err) && attempt < 5:
-			continue
+		case raced(err) && ctx.Err() == nil:
+			continue // another settler has committed meanwhile, so it does not go on for ever
 		default:
 			return Result{}, fmt.Errorf("post %d events: %w", len(batch), err)
 		}

@@ -95,13 +95,17 @@ WHERE to_regclass(base || to_char(day, '_YYYY_MM')) IS NULL`
 // column cannot hold, or a broken constraint. Everything else may be retried.
 func Permanent(err error) bool {
 	var e *pgconn.PgError
-	return errors.As(err, &e) && (strings.HasPrefix(e.Code, "22") || strings.HasPrefix(e.Code, "23"))
+	return errors.As(err, &e) && (strings.HasPrefix(e.Code, "22") || strings.HasPrefix(e.Code, "23")) && !raced(err)
 }
 
-// deadlocked reports whether Postgres rolled a transaction back for the sake of others.
-func deadlocked(err error) bool {
+// raced reports whether a transaction was rolled back for the sake of another: a deadlock, or an event that another settler
+// inserted after this one had looked for it.
+func raced(err error) bool {
 	var e *pgconn.PgError
-	return errors.As(err, &e) && (e.Code == "40001" || e.Code == "40P01")
+	if !errors.As(err, &e) {
+		return false
+	}
+	return e.Code == "40001" || e.Code == "40P01" || e.Code == "23505" && strings.HasPrefix(e.TableName, "events")
 }
 
 // clean makes text that came from outside storable: Postgres takes neither invalid UTF-8 nor NUL.

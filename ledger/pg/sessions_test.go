@@ -1,0 +1,113 @@
+package pg_test
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sync/errgroup"
+
+	"tollgate/e2e/stack"
+	"tollgate/ledger/event"
+	"tollgate/ledger/pg"
+)
+
+// TestManySessionsSettleOnce gives 32 sessions the same events, each in an order and in batches of its own and some of them twice,
+// all at once. Each event must be posted by exactly one, none may be held up by a deadlock, and every projection must be what one
+// session makes of the events in their order.
+func TestManySessionsSettleOnce(t *testing.T) {
+	t.Parallel()
+	const sessions, reservations = 32, 40
+	random := rand.New(rand.NewPCG(1, 2))
+	kinds := []event.Kind{event.KindReserved, event.KindUsed, event.KindReleased, event.KindExpired}
+	var events []pg.Received
+	for i := range reservations {
+		app := fmt.Sprintf("app%d", i%3)
+		r := reservation(app, int64(i), start.Add(time.Duration(i)*time.Second))
+		random.Shuffle(len(kinds), func(a, b int) { kinds[a], kinds[b] = kinds[b], kinds[a] })
+		for _, kind := range kinds[:1+i%len(kinds)] {
+			events = append(events, received(t, newEvent(kind, app, r, uint64(len(events)+1)), uint64(len(events)+1)))
+		}
+	}
+	one, many := stack.Postgres(t), stack.Postgres(t)
+	_, err := post(t.Context(), openAt(t, one), events)
+	require.NoError(t, err)
+
+	store, err := pg.Open(t.Context(), many, sessions)
+	require.NoError(t, err)
+	var mu sync.Mutex // guards posted
+	posted := map[string]int{}
+	ready := make(chan struct{})
+	group, ctx := errgroup.WithContext(t.Context())
+	for s := range sessions {
+		group.Go(func() error {
+			session, err := store.Settling(ctx)
+			if err != nil {
+				return err
+			}
+			defer session.Close(context.WithoutCancel(ctx))
+			<-ready
+			for _, batch := range deal(rand.New(rand.NewPCG(3, uint64(s))), events) {
+				result, err := session.Post(ctx, batch)
+				if err != nil {
+					return err
+				}
+				mu.Lock()
+				for i, fate := range result.Fates {
+					if fate == pg.FatePosted {
+						posted[batch[i].Event.ID]++
+					}
+				}
+				mu.Unlock()
+			}
+			return nil
+		})
+	}
+	close(ready)
+	require.NoError(t, group.Wait())
+	store.Close() // its sessions tell what they counted when they end
+
+	require.Len(t, posted, len(events))
+	for id, n := range posted {
+		require.Equal(t, 1, n, id)
+	}
+	require.Equal(t, []string{"0"}, lines(t, many, `SELECT deadlocks::text FROM pg_stat_database WHERE datname = current_database()`))
+	for _, table := range []string{"events", "transfers", "reservations", "budgets", "producers", "parked_events"} {
+		require.Equal(t, content(t, one, table), content(t, many, table), table)
+	}
+}
+
+// deal is the events in a random order, a third of them twice, cut into batches of random size.
+func deal(random *rand.Rand, events []pg.Received) [][]pg.Received {
+	dealt := slices.Clone(events)
+	for _, e := range events {
+		if random.IntN(3) == 0 {
+			dealt = append(dealt, e)
+		}
+	}
+	random.Shuffle(len(dealt), func(a, b int) { dealt[a], dealt[b] = dealt[b], dealt[a] })
+	var batches [][]pg.Received
+	for len(dealt) > 0 {
+		n := min(len(dealt), 1+random.IntN(30))
+		batches, dealt = append(batches, dealt[:n]), dealt[n:]
+	}
+	return batches
+}
+
+// content is every row of a table as text, without what says when and by which batch it was written, and without transfers that
+// were made and taken back: whether an expiry was charged first depends on the order.
+func content(t *testing.T, url, table string) []string {
+	t.Helper()
+	where := ""
+	if table == "transfers" {
+		where = ` WHERE kind IN ('settle', 'expire') AND NOT EXISTS (SELECT FROM transfers c WHERE c.linked_transfer = x.event_id || '/' || x.kind)`
+	}
+	return lines(t, url, `
+SELECT (to_jsonb(x) - '{serial,recorded_at,updated_at,version,debit_account_id,credit_account_id}'::text[])::text
+FROM `+table+` x`+where+` ORDER BY 1`)
+}
