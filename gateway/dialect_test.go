@@ -111,7 +111,7 @@ func TestKinds(t *testing.T) {
 	}
 	for _, reason := range []ledger.Reason{
 		ledger.ReasonAppQuota, ledger.ReasonConcurrency, ledger.ReasonRequestTooLarge, ledger.ReasonUnpricedModel, ledger.ReasonUnknownKey,
-		ledger.ReasonDisabledKey, ledger.ReasonExpiredKey, ledger.ReasonUnknownModel, ledger.ReasonUnknownPlan, ledger.ReasonUnknownRoute,
+		ledger.ReasonDisabledKey, ledger.ReasonExpiredKey, ledger.ReasonUnknownModel, ledger.ReasonUnknownPlan, ledger.ReasonUnknownRoute, ledger.ReasonUnknownObject,
 		ledger.ReasonBadRequest, ledger.ReasonRebuilding, ledger.ReasonDegraded, ledger.ReasonLimiterDown, ledger.ReasonEventLogDown,
 		ledger.ReasonShuttingDown, ledger.ReasonUpstreamFailed, ledger.ReasonUpstreamTimeout, ledger.ReasonUpstreamCut, ledger.ReasonClientGone,
 		ledger.ReasonBodyTooLarge, ledger.ReasonInternal,

@@ -50,7 +50,7 @@ func (g *Gateway) serve(w http.ResponseWriter, r *http.Request, endpoint provide
 	defer g.active.Add(-1)
 	x := g.exchange(w, r, endpoint, model)
 	defer x.finish()
-	if !x.identify() || !x.parse() || !x.reserve() || !x.recordReserved() || !x.stillStands() {
+	if !x.identify() || !x.parse() || !x.continuesOwn() || !x.reserve() || !x.recordReserved() || !x.stillStands() {
 		return
 	}
 	ctx, leave := x.upstreamContext()
@@ -342,6 +342,7 @@ func isMedia(header http.Header, want string) bool {
 func (x *exchange) passBody(response *http.Response) {
 	body, answer, err := x.endpoint.ReadAnswer(response)
 	x.used(answer, response.StatusCode, x.heldOutput())
+	x.remember(answer.UpstreamID)
 	if err != nil {
 		x.g.log.Warn("the provider's answer broke off", "request_id", x.verdict.Reservation.ID, "error", err)
 		x.problem(problem{reason: ledger.ReasonUpstreamCut, message: "the provider's answer broke off"})
@@ -362,6 +363,7 @@ func (x *exchange) passStream(response *http.Response, relay func(sink provider.
 		answer.Finish = ledger.ReasonClientGone
 	}
 	x.used(answer, response.StatusCode, answer.Streamed())
+	x.remember(answer.UpstreamID)
 	if err == nil && answer.Finish != ledger.ReasonClientGone {
 		return // it came to its end, be that an error of the provider's
 	}
@@ -393,7 +395,9 @@ func (s *flushSink) Flush() {
 func (x *exchange) writeHeader(response *http.Response) {
 	header := x.w.Header()
 	provider.ReturnHeader(header, response.Header)
-	header["X-Tollgate-Model"] = []string{x.verdict.Reservation.Model}
+	if model := x.verdict.Reservation.Model; model != "" {
+		header["X-Tollgate-Model"] = []string{model}
+	}
 	x.status = response.StatusCode
 	x.w.WriteHeader(response.StatusCode)
 }

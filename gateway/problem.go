@@ -40,6 +40,8 @@ func kindOf(reason ledger.Reason) kind {
 		return kind{http.StatusForbidden, invalid, "unpriced_model", "permission_error"}
 	case ledger.ReasonUnknownModel:
 		return kind{http.StatusNotFound, invalid, "model_not_found", "not_found_error"}
+	case ledger.ReasonUnknownObject:
+		return kind{http.StatusNotFound, invalid, "not_found", "not_found_error"}
 	case ledger.ReasonUnknownRoute:
 		return kind{http.StatusNotFound, invalid, "unknown_url", "not_found_error"}
 	case ledger.ReasonBadRequest:

@@ -23,6 +23,12 @@ func (g *Gateway) Handler() http.Handler {
 		}
 	}
 	router.POST(provider.CountTokens.Path, func(c *gin.Context) { g.serveFree(c.Writer, c.Request, provider.CountTokens, "") })
+	router.POST(provider.CountResponses.Path, func(c *gin.Context) { g.serveFree(c.Writer, c.Request, provider.CountResponses, "") })
+	stored := func(c *gin.Context) { g.serveStored(c.Writer, c.Request, c.Param("id")) }
+	router.GET("/v1/responses/:id", stored)
+	router.DELETE("/v1/responses/:id", stored)
+	router.GET("/v1/responses/:id/input_items", stored)
+	router.POST("/v1/responses/:id/cancel", stored)
 	router.POST(provider.GeminiModels+":call", func(c *gin.Context) { g.serveGemini(c.Writer, c.Request, c.Param("call")) })
 	for _, models := range []string{"/v1/models", "/v1beta/models"} {
 		router.GET(models, func(c *gin.Context) { g.listModels(c.Writer, c.Request) })

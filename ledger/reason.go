@@ -31,6 +31,7 @@ const (
 	ReasonUnknownModel    Reason = "UNKNOWN_MODEL"
 	ReasonUnknownPlan     Reason = "UNKNOWN_PLAN" // the key names a plan that the policy does not have
 	ReasonUnknownRoute    Reason = "UNKNOWN_ROUTE"
+	ReasonUnknownObject   Reason = "UNKNOWN_OBJECT" // no stored response of this app has the id
 	ReasonBadRequest      Reason = "BAD_REQUEST"
 
 	ReasonRebuilding      Reason = "REBUILDING"       // counters are being rebuilt from the ledger

@@ -25,6 +25,13 @@ func (a *Admission) Route(model string, protocol policy.Protocol) (Route, *Refus
 	return Route{m, r.policy.Providers[m.Provider], r.upstreams[m.Provider]}, nil
 }
 
+// Provider finds a provider of the policy in force, false when it has none of that name.
+func (a *Admission) Provider(name string) (*policy.Provider, *provider.Upstream, bool) {
+	r := a.rules.Load()
+	p, ok := r.policy.Providers[name]
+	return p, r.upstreams[name], ok
+}
+
 // route finds a model whose provider speaks the caller's protocol: nothing is translated.
 func (r *rules) route(name string, protocol policy.Protocol) (*policy.Model, *Refusal) {
 	m := r.policy.Models[name]

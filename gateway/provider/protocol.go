@@ -52,12 +52,13 @@ type meter interface {
 
 // apis is by the path of the endpoint.
 var apis = map[string]api{
-	Chat.Path:        {parseOpenAI, (*estimator).chat, answerOpenAI, newOpenAIMeter},
-	Completions.Path: {parseOpenAI, (*estimator).completions, answerOpenAI, newOpenAIMeter},
-	Embeddings.Path:  {parseOpenAI, (*estimator).embeddings, answerOpenAI, newOpenAIMeter},
-	Responses.Path:   {parseResponses, (*estimator).responses, answerResponses, newResponsesMeter},
-	Messages.Path:    {parseAnthropic, (*estimator).messages, answerAnthropic, newAnthropicMeter},
-	CountTokens.Path: {parseAnthropic, (*estimator).messages, answerAnthropic, newAnthropicMeter},
+	Chat.Path:           {parseOpenAI, (*estimator).chat, answerOpenAI, newOpenAIMeter},
+	Completions.Path:    {parseOpenAI, (*estimator).completions, answerOpenAI, newOpenAIMeter},
+	Embeddings.Path:     {parseOpenAI, (*estimator).embeddings, answerOpenAI, newOpenAIMeter},
+	Responses.Path:      {parseResponses, (*estimator).responses, answerResponses, newResponsesMeter},
+	Messages.Path:       {parseAnthropic, (*estimator).messages, answerAnthropic, newAnthropicMeter},
+	CountTokens.Path:    {parseAnthropic, (*estimator).messages, answerAnthropic, newAnthropicMeter},
+	CountResponses.Path: {parseResponses, (*estimator).responses, answerResponses, newResponsesMeter},
 
 	Generate.Path:       {parseGemini, (*estimator).generate, answerGemini, newGeminiMeter},
 	StreamGenerate.Path: {parseGemini, (*estimator).generate, answerGemini, newGeminiMeter},
@@ -106,10 +107,11 @@ func RoutesOf(protocol policy.Protocol) string {
 	return strings.Join(paths, " or ")
 }
 
-// CountTokens and CountContent tell how long a prompt is. Their providers bill nothing for that.
+// CountTokens, CountResponses and CountContent tell how long a prompt is. Their providers bill nothing for that.
 var (
-	CountTokens  = Endpoint{"/v1/messages/count_tokens", "messages", policy.ProtocolAnthropic}
-	CountContent = Endpoint{"/v1beta/models:countTokens", "generate", policy.ProtocolGemini}
+	CountTokens    = Endpoint{"/v1/messages/count_tokens", "messages", policy.ProtocolAnthropic}
+	CountResponses = Endpoint{"/v1/responses/input_tokens", "responses", policy.ProtocolOpenAI}
+	CountContent   = Endpoint{"/v1beta/models:countTokens", "generate", policy.ProtocolGemini}
 )
 
 // Call is a caller's request as it came.

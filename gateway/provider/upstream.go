@@ -140,6 +140,7 @@ func (u *Upstream) Send(ctx context.Context, to Target, header http.Header, body
 	if err != nil {
 		return nil, &SendError{Err: fmt.Errorf("provider %s: %w", u.Name, err), Sent: wrote.Load()}
 	}
+	decode(response)
 	return response, nil
 }
 

@@ -1,0 +1,169 @@
+package gateway
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"tollgate/gateway/admission"
+	"tollgate/gateway/provider"
+	"tollgate/ledger"
+)
+
+const (
+	// ownersBucket says whose each stored response is.
+	ownersBucket = "tollgate_responses"
+	// ownersKept is a little longer than OpenAI keeps a response.
+	ownersKept = 31 * 24 * time.Hour
+	// ownersTimeout bounds what one request waits for the bucket.
+	ownersTimeout = 500 * time.Millisecond
+)
+
+// owner is whose a stored response is, and where it lies.
+type owner struct {
+	App      string `json:"app"`
+	Provider string `json:"provider"`
+}
+
+var errNoOwner = errors.New("no app is known to have made it")
+
+func (g *Gateway) owners(ctx context.Context) (jetstream.KeyValue, error) {
+	bucket, err := g.js.KeyValue(ctx, ownersBucket)
+	if errors.Is(err, jetstream.ErrBucketNotFound) {
+		bucket, err = g.js.CreateOrUpdateKeyValue(ctx, jetstream.KeyValueConfig{
+			Bucket: ownersBucket, Description: "whose stored responses are", TTL: ownersKept, Storage: jetstream.FileStorage,
+		})
+	}
+	if err != nil {
+		return nil, fmt.Errorf("bucket %s: %w", ownersBucket, err)
+	}
+	return bucket, nil
+}
+
+// ownerKey is the response's key in the bucket; its id is the provider's and may be anything.
+func ownerKey(id string) string {
+	digest := sha256.Sum256([]byte(id))
+	return hex.EncodeToString(digest[:16])
+}
+
+// remember notes whose a response is that the provider may have stored. Where that fails nobody can read it through the
+// gateway.
+func (x *exchange) remember(id string) {
+	if x.endpoint != provider.Responses || id == "" {
+		return
+	}
+	ctx, cancel := context.WithTimeoutCause(context.WithoutCancel(x.r.Context()), ownersTimeout, errors.New("owners: NATS did not answer in time"))
+	defer cancel()
+	bucket, err := x.g.owners(ctx)
+	if err == nil {
+		data, _ := json.Marshal(owner{x.caller.App, x.verdict.Provider.Name}) // two texts always encode
+		_, err = bucket.Put(ctx, ownerKey(id), data)
+	}
+	if err != nil {
+		x.g.log.Warn("stored response cannot be read again", "request_id", x.verdict.Reservation.ID, "error", err)
+	}
+}
+
+// ownerOf finds whose a response is; errNoOwner when nobody's is known.
+func (g *Gateway) ownerOf(ctx context.Context, id string) (o owner, err error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, ownersTimeout, errors.New("owners: NATS did not answer in time"))
+	defer cancel()
+	bucket, err := g.owners(ctx)
+	if err != nil {
+		return o, err
+	}
+	entry, err := bucket.Get(ctx, ownerKey(id))
+	if errors.Is(err, jetstream.ErrKeyNotFound) {
+		return o, errNoOwner
+	}
+	if err != nil {
+		return o, fmt.Errorf("owner of a response: %w", err)
+	}
+	if err := json.Unmarshal(entry.Value(), &o); err != nil {
+		return o, fmt.Errorf("owner of a response: %w", err)
+	}
+	return o, nil
+}
+
+// continuesOwn refuses to go on from a response that another app is known to have made.
+func (x *exchange) continuesOwn() bool {
+	if x.request.Previous == "" {
+		return true
+	}
+	o, err := x.g.ownerOf(x.r.Context(), x.request.Previous)
+	switch {
+	case err == nil && o.App != x.caller.App:
+		x.problem(problem{reason: ledger.ReasonUnknownObject, message: "no response " + x.request.Previous + " is stored here", param: "previous_response_id"})
+		return false
+	case err != nil && !errors.Is(err, errNoOwner):
+		x.g.log.Warn("whose the earlier response is cannot be found out, the provider's own check stands", "error", err)
+	}
+	return true
+}
+
+// serveStored passes on a request about a stored response: to read it, to list what went into it, to delete or to cancel it.
+// Nothing of that is billed, and only the app that made the response through this gateway's system may ask.
+func (g *Gateway) serveStored(w http.ResponseWriter, r *http.Request, id string) {
+	g.active.Add(1)
+	defer g.active.Add(-1)
+	x := g.exchange(w, r, provider.Responses, "")
+	defer x.finishFree()
+	if !x.identify() || !x.findStored(id) {
+		return
+	}
+	ctx, cancel := context.WithCancel(r.Context())
+	defer cancel()
+	defer context.AfterFunc(g.work, cancel)()
+	body, err := readBody(w, r, g.config.MaxBody)
+	if err != nil {
+		x.problem(problem{reason: ledger.ReasonBadRequest, message: "the body could not be read: " + err.Error()})
+		return
+	}
+	response, err := x.verdict.Upstream.Send(ctx, provider.Target{Method: r.Method, Path: r.URL.EscapedPath(), Query: r.URL.RawQuery}, provider.ForwardHeader(r.Header), body)
+	if err != nil {
+		reason, _ := x.whyUnanswered(err)
+		g.log.Warn("no answer from the provider", "provider", x.verdict.Provider.Name, "error", err)
+		x.problem(problem{reason: reason, message: "the provider " + x.verdict.Provider.Name + " did not answer"})
+		return
+	}
+	defer response.Body.Close()
+	if isMedia(response.Header, "text/event-stream") && response.StatusCode < http.StatusMultipleChoices {
+		x.passStoredStream(response)
+		return
+	}
+	x.passFree(response)
+}
+
+func (x *exchange) findStored(id string) bool {
+	o, err := x.g.ownerOf(x.r.Context(), id)
+	if err != nil && !errors.Is(err, errNoOwner) {
+		x.g.log.Warn("owner of a stored response not found", "error", err)
+		x.problem(problem{reason: ledger.ReasonLimiterDown, message: "it cannot be found out at the moment whose response it is"})
+		return false
+	}
+	p, upstream, served := x.g.admission.Provider(o.Provider)
+	if err != nil || o.App != x.caller.App || !served {
+		x.problem(problem{reason: ledger.ReasonUnknownObject, message: "no response " + id + " is stored here"})
+		return false
+	}
+	x.verdict = &admission.Verdict{Provider: p, Upstream: upstream}
+	return true
+}
+
+// passStoredStream passes on the events of a response as they come: of one in the background, as far as it has got.
+func (x *exchange) passStoredStream(response *http.Response) {
+	x.writeHeader(response)
+	answer, err := x.endpoint.RelayStream(&flushSink{ResponseWriter: x.w, start: x.start}, response.Body, false, false)
+	if err == nil && answer.Finish != ledger.ReasonClientGone {
+		return
+	}
+	x.reason = answer.Finish
+	panic(http.ErrAbortHandler)
+}
