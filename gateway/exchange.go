@@ -142,7 +142,7 @@ func (x *exchange) reserve() bool {
 	verdict, err := x.g.admission.Admit(x.r.Context(), &admission.Ask{
 		Caller: x.caller, User: x.user(), Model: x.request.Model, Endpoint: x.endpoint.Path, EndpointKind: x.endpoint.Kind,
 		IP: ClientIP(x.r, x.g.trusted), Protocol: x.endpoint.Protocol, Streamed: x.request.Stream,
-		Estimate: x.estimate, Also: x.request.Also,
+		Estimate: x.estimate, Also: x.request.Also, Calls: x.request.Calls(), Tier: x.request.Tier(),
 	})
 	if err != nil {
 		x.g.log.Error("limits cannot be judged", "app", x.caller.App, "error", err)

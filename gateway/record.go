@@ -11,6 +11,7 @@ import (
 	"tollgate/gateway/provider"
 	"tollgate/ledger"
 	"tollgate/ledger/event"
+	"tollgate/ledger/price"
 	"tollgate/lua"
 )
 
@@ -80,7 +81,7 @@ func (x *exchange) price(o *event.Outcome) {
 		return
 	}
 	o.PriceRow = row.ID
-	cost, err := row.Cost(o.Usage, at)
+	cost, err := row.Cost(o.Usage, o.ServiceTier, at)
 	if err == nil {
 		o.Cost = cost.Total
 		o.Components = make([]event.Component, len(cost.Components))
@@ -90,9 +91,14 @@ func (x *exchange) price(o *event.Outcome) {
 		return
 	}
 	x.g.log.Error("answer has tokens without a price, its upper bound is charged", "request_id", x.verdict.Reservation.ID, "error", err)
-	bound, err := row.UpperBound(o.Usage.InputTotal(), o.Usage.OutputTotal(), at)
+	ask := price.Ask{Input: o.Usage.InputTotal(), Output: o.Usage.OutputTotal(), Calls: o.Usage.Calls, Tier: o.ServiceTier}
+	bound, err := row.UpperBound(ask, at)
 	if err != nil {
+		// Even the bound has no price for it all: at least what was held, and what the tokens alone can cost.
 		bound = x.verdict.Reservation.Held.NanoUSD
+		if tokens, err := row.UpperBound(price.Ask{Input: ask.Input, Output: ask.Output}, at); err == nil {
+			bound = max(bound, tokens)
+		}
 	}
 	o.Cost = bound
 	o.Components = []event.Component{{Class: ledger.ClassUpperBound, Tokens: o.Usage.Total(), Cost: bound}}

@@ -130,7 +130,7 @@ func (c *candidate) priced(input, output ledger.Tokens, now time.Time) *Refusal 
 	res := &c.Reservation
 	row, ok := c.rules.book.Find(res.Provider, res.Model, now)
 	if ok {
-		bound, err := row.UpperBound(input, output, now, c.ask.Also...)
+		bound, err := row.UpperBound(price.Ask{Input: input, Output: output, Calls: c.ask.Calls, Also: c.ask.Also, Tier: c.ask.Tier}, now)
 		if err == nil {
 			c.Price, res.PriceRow, res.Held.NanoUSD = row, row.ID, bound
 			return nil

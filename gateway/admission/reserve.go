@@ -125,7 +125,9 @@ type Ask struct {
 	Streamed     bool
 	// Estimate is an upper bound of what the request uses when this upstream model serves it.
 	Estimate func(model string) (input, output ledger.Tokens)
-	Also     []ledger.Class // dearer classes that the input can be
+	Also     []ledger.Class     // dearer classes that the input can be
+	Calls    ledger.Calls       // of tools that the provider may run and bill
+	Tier     ledger.ServiceTier // that it asks for
 }
 
 // Verdict is the decision on an Ask.

@@ -85,7 +85,7 @@ func (d *desk) decide(ctx context.Context, c caller, body []byte) (*admission.Ve
 	}
 	return d.Admit(ctx, &admission.Ask{
 		Caller: who, User: c.user, Model: r.Model, Endpoint: e.Path, EndpointKind: e.Kind, IP: "127.0.0.1", Protocol: e.Protocol,
-		Also: r.Also,
+		Also: r.Also, Calls: r.Calls(), Tier: r.Tier(),
 		Estimate: func(model string) (input, output ledger.Tokens) {
 			return d.learner.Estimate(who.App, model, r.Estimate(model))
 		},

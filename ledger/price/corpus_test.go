@@ -118,7 +118,7 @@ func difference(provider, model string, u ledger.Usage, inputUSD, outputUSD stri
 	if !ok {
 		return "not in the book"
 	}
-	cost, err := row.Cost(u, at)
+	cost, err := row.Cost(u, "", at)
 	if err != nil {
 		return err.Error()
 	}

@@ -3,6 +3,7 @@ package price
 import (
 	"math"
 	"math/big"
+	"slices"
 	"testing"
 	"time"
 
@@ -87,7 +88,7 @@ func TestCostGolden(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			row := find(t, c.provider, c.model, c.at)
-			cost, err := row.Cost(c.usage, c.at)
+			cost, err := row.Cost(c.usage, "", c.at)
 			require.NoError(t, err)
 			require.Equal(t, c.want, cost.Total.String())
 			require.Equal(t, row.ID, cost.RowID)
@@ -117,7 +118,7 @@ func TestCostRoundsHalfUp(t *testing.T) {
 		{1_000_000, math.MaxInt64, math.MaxInt64},
 	} {
 		row := &Row{Prices: Prices{ledger.ClassInput: Flat(c.price)}}
-		cost, err := row.Cost(ledger.Usage{Input: c.tokens}, noon)
+		cost, err := row.Cost(ledger.Usage{Input: c.tokens}, "", noon)
 		require.NoError(t, err)
 		require.Equal(t, c.want, cost.Total, "%d × %d", c.tokens, c.price)
 	}
@@ -137,12 +138,12 @@ func TestCostOverflow(t *testing.T) {
 		"sum of input tokens":   {cheap, ledger.Usage{Input: math.MaxInt64, CachedInput: 1}},
 		"half up past the edge": {&Row{Prices: Prices{ledger.ClassInput: Flat(1_500_000)}}, ledger.Usage{Input: math.MaxInt64/3*2 + 1}},
 	} {
-		_, err := c.row.Cost(c.usage, noon)
+		_, err := c.row.Cost(c.usage, "", noon)
 		require.ErrorIs(t, err, ErrOverflow, name)
 	}
-	_, err := dear.UpperBound(math.MaxInt64, 0, noon)
+	_, err := dear.UpperBound(Ask{Input: math.MaxInt64}, noon)
 	require.ErrorIs(t, err, ErrOverflow)
-	_, err = dear.UpperBound(math.MaxInt64/2, math.MaxInt64/2+2, noon)
+	_, err = dear.UpperBound(Ask{Input: math.MaxInt64 / 2, Output: math.MaxInt64/2 + 2}, noon)
 	require.ErrorIs(t, err, ErrOverflow)
 }
 
@@ -169,7 +170,7 @@ func TestMissingPriceIsNeverFree(t *testing.T) {
 		"refused figure does not fall back": {refused, ledger.Usage{CacheWrite5m: 1}, ledger.ClassCacheWrite5m},
 		"nor does its hour":                 {refused, ledger.Usage{CacheWrite1h: 1}, ledger.ClassCacheWrite1h},
 	} {
-		cost, err := c.row.Cost(c.usage, noon)
+		cost, err := c.row.Cost(c.usage, "", noon)
 		if c.class == "" {
 			require.NoError(t, err, name)
 			continue
@@ -179,11 +180,11 @@ func TestMissingPriceIsNeverFree(t *testing.T) {
 		require.ErrorContains(t, err, "row r", name)
 		require.Zero(t, cost, name)
 	}
-	_, err := inputOnly.UpperBound(1, 1, noon)
+	_, err := inputOnly.UpperBound(Ask{Input: 1, Output: 1}, noon)
 	require.ErrorIs(t, err, ErrMissingPrice)
-	_, err = inputOnly.UpperBound(1, 0, noon, ledger.ClassInputAudio)
+	_, err = inputOnly.UpperBound(Ask{Input: 1, Also: []ledger.Class{ledger.ClassInputAudio}}, noon)
 	require.ErrorIs(t, err, ErrMissingPrice)
-	most, err := inputOnly.UpperBound(1_000_000, 0, noon)
+	most, err := inputOnly.UpperBound(Ask{Input: 1_000_000}, noon)
 	require.NoError(t, err)
 	require.Equal(t, ledger.NanoUSD(1), most-1, "one nano-dollar, and at most one more for the rounding of three parts")
 }
@@ -191,9 +192,9 @@ func TestMissingPriceIsNeverFree(t *testing.T) {
 func TestNegativeUsageIsRefused(t *testing.T) {
 	t.Parallel()
 	row := find(t, "openai", "gpt-4o", noon)
-	_, err := row.Cost(ledger.Usage{Input: 10, CachedInput: -1}, noon)
+	_, err := row.Cost(ledger.Usage{Input: 10, CachedInput: -1}, "", noon)
 	require.ErrorIs(t, err, ErrNegativeUsage)
-	_, err = row.UpperBound(-1, 0, noon)
+	_, err = row.UpperBound(Ask{Input: -1}, noon)
 	require.ErrorIs(t, err, ErrNegativeUsage)
 }
 
@@ -217,17 +218,17 @@ func TestUpperBound(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			most, err := find(t, c.provider, c.model, noon).UpperBound(c.input, c.output, noon, c.also...)
+			most, err := find(t, c.provider, c.model, noon).UpperBound(Ask{Input: c.input, Output: c.output, Also: c.also}, noon)
 			require.NoError(t, err)
 			require.Equal(t, c.want, most.String())
 		})
 	}
 }
 
-// drawRow makes a row with prices from one nano-dollar per million up, with steps that ascend or descend.
-func drawRow(t *rapid.T, ascending bool) *Row {
+// drawPrices makes prices from zero nano-dollars per million up, with steps that ascend or descend, of which some are marginal.
+func drawPrices(t *rapid.T, ascending bool) Prices {
 	amount := rapid.Int64Range(0, 200_000_000_000)
-	row := &Row{ID: "drawn", Prices: Prices{}}
+	prices := Prices{}
 	for _, c := range (ledger.Usage{}).Classes() {
 		needed := c.Class == ledger.ClassInput || c.Class == ledger.ClassOutput
 		if !needed && !rapid.Bool().Draw(t, "lists "+string(c.Class)) {
@@ -240,13 +241,41 @@ func drawRow(t *rapid.T, ascending bool) *Row {
 				next = max(next, p.Base)
 			}
 			p.Steps = []Step{{Above: ledger.Tokens(rapid.Int64Range(1, 3000).Draw(t, "above")), Price: next}}
+			p.Marginal = rapid.Bool().Draw(t, "marginal")
 		}
-		row.Prices[c.Class] = p
+		prices[c.Class] = p
 	}
-	if rapid.Bool().Draw(t, "fee") {
-		row.PerCall = map[Call]ledger.NanoUSD{CallRequest: ledger.NanoUSD(amount.Draw(t, "fee price"))}
+	return prices
+}
+
+// tiers are the tiers that a row is drawn with.
+var tiers = []ledger.ServiceTier{ledger.ServiceBatch, ledger.ServiceFlex, ledger.ServicePriority}
+
+// drawRow makes a row with a price for every class that textUsage draws, in every tier, and for every call.
+func drawRow(t *rapid.T, ascending bool) *Row {
+	amount := rapid.Int64Range(0, 200_000_000_000)
+	row := &Row{ID: "drawn", Prices: drawPrices(t, ascending), PerCall: map[Call]ledger.NanoUSD{}, Service: map[ledger.ServiceTier]Prices{}}
+	for _, tier := range tiers {
+		prices := drawPrices(t, ascending)
+		for class := range row.Prices {
+			if _, ok := prices[class]; !ok {
+				prices[class] = Flat(ledger.NanoUSD(amount.Draw(t, "of the tier")))
+			}
+		}
+		if tier == ledger.ServicePriority || rapid.Bool().Draw(t, "tier") {
+			row.Service[tier] = prices
+		}
+	}
+	for _, call := range Calls {
+		if call != CallRequest || rapid.Bool().Draw(t, "fee") {
+			row.PerCall[call] = ledger.NanoUSD(amount.Draw(t, string(call)))
+		}
 	}
 	return row
+}
+
+func drawTier(t *rapid.T) ledger.ServiceTier {
+	return rapid.SampledFrom(append([]ledger.ServiceTier{ledger.ServiceStandard}, tiers...)).Draw(t, "tier")
 }
 
 func drawTokens(t *rapid.T, label string) ledger.Tokens {
@@ -257,31 +286,48 @@ func drawTokens(t *rapid.T, label string) ledger.Tokens {
 func textUsage(t *rapid.T) ledger.Usage {
 	return ledger.Usage{
 		Input: drawTokens(t, "input"), CachedInput: drawTokens(t, "cached"), CacheWrite5m: drawTokens(t, "write"),
-		Output: drawTokens(t, "output"), Reasoning: drawTokens(t, "reasoning"),
+		Output: drawTokens(t, "output"), Reasoning: drawTokens(t, "reasoning"), Calls: drawCalls(t, 5),
 	}
+}
+
+func drawCalls(t *rapid.T, most int64) ledger.Calls {
+	n := rapid.Int64Range(0, most)
+	return ledger.Calls{WebSearch: n.Draw(t, "web"), FileSearch: n.Draw(t, "file"), CodeInterpreter: n.Draw(t, "code")}
 }
 
 func TestCostProperties(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
-		row, u := drawRow(t, true), textUsage(t)
-		cost, err := row.Cost(u, noon)
+		row, u, tier := drawRow(t, true), textUsage(t), drawTier(t)
+		cost, err := row.Cost(u, tier, noon)
 		require.NoError(t, err)
 
 		var total ledger.NanoUSD
+		var tokens ledger.Tokens
+		calls := int64(0)
 		for _, c := range cost.Components {
 			require.GreaterOrEqual(t, c.Cost, ledger.NanoUSD(0))
 			total += c.Cost
 			exact := new(big.Int).Mul(big.NewInt(int64(c.Tokens)), big.NewInt(int64(c.Price)))
 			exact.Add(exact, big.NewInt(500_000)).Div(exact, big.NewInt(1_000_000))
 			require.Equal(t, exact.Int64(), int64(c.Cost), "rounded half-up once")
+			switch {
+			case c.Class == ClassRequest:
+			case slices.Contains(Calls, Call(c.Class)):
+				calls += int64(c.Tokens)
+			default:
+				tokens += c.Tokens
+			}
 		}
 		require.Equal(t, cost.Total, total, "components sum to the total")
+		require.Equal(t, u.Total(), tokens, "and count every token once")
+		require.Equal(t, u.Calls.WebSearch+u.Calls.FileSearch+u.Calls.CodeInterpreter, calls, "and every call")
 
 		more := u
 		more.Input += drawTokens(t, "more input")
 		more.Reasoning += drawTokens(t, "more reasoning")
-		dearer, err := row.Cost(more, noon)
+		more.Calls.WebSearch++
+		dearer, err := row.Cost(more, tier, noon)
 		require.NoError(t, err)
 		require.GreaterOrEqual(t, dearer.Total, cost.Total, "more tokens never cost less")
 	})
@@ -290,17 +336,94 @@ func TestCostProperties(t *testing.T) {
 func TestUpperBoundHoldsForAnySplit(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
-		row, u := drawRow(t, false), textUsage(t)
-		most, err := row.UpperBound(u.InputTotal(), u.OutputTotal(), noon)
+		row, u, tier := drawRow(t, false), textUsage(t), drawTier(t)
+		ask := Ask{Input: u.InputTotal(), Output: u.OutputTotal(), Calls: u.Calls, Tier: tier}
+		most, err := row.UpperBound(ask, noon)
 		require.NoError(t, err)
-		cost, err := row.Cost(u, noon)
+		for _, served := range []ledger.ServiceTier{tier, ledger.ServiceStandard} {
+			cost, err := row.Cost(u, served, noon)
+			require.NoError(t, err)
+			require.LessOrEqual(t, cost.Total, most, "served in tier %q", served)
+		}
+		ask.Input += drawTokens(t, "unused")
+		ask.Calls.FileSearch++
+		spare, err := row.UpperBound(ask, noon)
 		require.NoError(t, err)
-		require.LessOrEqual(t, cost.Total, most)
-
-		spare, err := row.UpperBound(u.InputTotal()+drawTokens(t, "unused"), u.OutputTotal(), noon)
-		require.NoError(t, err)
-		require.LessOrEqual(t, cost.Total, spare, "nor when fewer tokens are used than were asked for")
+		require.LessOrEqual(t, most, spare, "nor when less is used than was asked for")
 	})
+}
+
+// TestMarginalSteps prices a class at its own steps, each part at its price, whatever else the request holds.
+func TestMarginalSteps(t *testing.T) {
+	t.Parallel()
+	row := &Row{ID: "m", Prices: Prices{
+		ledger.ClassInput:  {Base: 3_000_000, Steps: []Step{{100, 2_000_000}, {200, 1_000_000}}, Marginal: true},
+		ledger.ClassOutput: Flat(1_000_000),
+	}}
+	for tokens, want := range map[ledger.Tokens]ledger.NanoUSD{1: 3, 100: 300, 101: 302, 200: 500, 201: 501, 300: 600} {
+		cost, err := row.Cost(ledger.Usage{Input: tokens, CachedInput: 0, Output: 7}, "", noon)
+		require.NoError(t, err)
+		require.Equal(t, want+7, cost.Total, "%d tokens", tokens)
+	}
+	text, err := row.Prices[ledger.ClassInput].MarshalJSON()
+	require.NoError(t, err)
+	require.JSONEq(t, `{"base":"0.003","steps":[{"above":100,"price":"0.002"},{"above":200,"price":"0.001"}],"mode":"marginal"}`, string(text))
+}
+
+// TestServiceTiers holds the tiers of the built-in book, and that a dearer tier without a price is never the usual price.
+func TestServiceTiers(t *testing.T) {
+	t.Parallel()
+	u := ledger.Usage{Input: 1_000_000, CachedInput: 1_000_000, Output: 1_000_000}
+	for _, c := range []struct {
+		provider, model string
+		tier            ledger.ServiceTier
+		want            string // "": missing
+	}{
+		{"openai", "gpt-4.1", "", "10.500000000"},
+		{"openai", "gpt-4.1", "flex", "5.250000000"},
+		{"openai", "gpt-4.1", "batch", "5.250000000"},
+		{"openai", "gpt-4.1", "priority", "18.375000000"},
+		{"openai", "gpt-5-nano", "priority", ""},
+		{"anthropic", "claude-sonnet-4-5", "priority", "29.100000000"}, // what was bought beforehand is told by the bill
+		{"anthropic", "claude-haiku-4-5", "batch", "3.050000000"},
+		{"groq", "llama-3.3-70b-versatile", "flex", "1.970000000"}, // not listed: never dearer than the usual price
+	} {
+		row := find(t, c.provider, c.model, noon)
+		cost, err := row.Cost(u, c.tier, noon)
+		bound, boundErr := row.UpperBound(Ask{Input: 2_000_000, Output: 1_000_000, Tier: c.tier}, noon)
+		if c.want == "" {
+			require.ErrorIs(t, err, ErrMissingPrice)
+			require.ErrorIs(t, boundErr, ErrMissingPrice)
+			continue
+		}
+		require.NoError(t, err)
+		require.NoError(t, boundErr)
+		require.Equal(t, c.want, cost.Total.String(), "%s %s %s", c.provider, c.model, c.tier)
+		require.GreaterOrEqual(t, bound, cost.Total)
+		usual, err := row.UpperBound(Ask{Input: 2_000_000, Output: 1_000_000}, noon)
+		require.NoError(t, err)
+		require.GreaterOrEqual(t, bound, usual, "a cheaper tier may be answered in the usual one")
+	}
+}
+
+// TestCallsAreCharged bills tools by the call, holds them, and never gives one away whose price is missing.
+func TestCallsAreCharged(t *testing.T) {
+	t.Parallel()
+	calls := ledger.Calls{WebSearch: 3}
+	row := find(t, "anthropic", "claude-sonnet-4-6", noon)
+	cost, err := row.Cost(ledger.Usage{Input: 100, Calls: calls}, "", noon)
+	require.NoError(t, err)
+	require.Equal(t, "0.030300000", cost.Total.String())
+	require.Equal(t, Component{ledger.ClassWebSearch, 3, 10_000 * ledger.Dollar, 3 * ledger.Dollar / 100}, cost.Components[1])
+	bound, err := row.UpperBound(Ask{Input: 100, Calls: calls}, noon)
+	require.NoError(t, err)
+	require.GreaterOrEqual(t, bound, cost.Total)
+
+	unlisted := find(t, "groq", "llama-3.3-70b-versatile", noon)
+	_, err = unlisted.Cost(ledger.Usage{Calls: calls}, "", noon)
+	require.ErrorIs(t, err, ErrMissingPrice)
+	_, err = unlisted.UpperBound(Ask{Calls: calls}, noon)
+	require.ErrorIs(t, err, ErrMissingPrice)
 }
 
 func TestUpperBoundHoldsForEveryBuiltinRow(t *testing.T) {
@@ -317,9 +440,9 @@ func TestUpperBoundHoldsForEveryBuiltinRow(t *testing.T) {
 			if _, ok := row.Price(ledger.ClassOutput, 0, noon); ok {
 				u.Output, u.Reasoning = scale, scale
 			}
-			cost, err := row.Cost(u, noon)
+			cost, err := row.Cost(u, "", noon)
 			require.NoError(t, err)
-			most, err := row.UpperBound(u.InputTotal(), u.OutputTotal(), noon)
+			most, err := row.UpperBound(Ask{Input: u.InputTotal(), Output: u.OutputTotal()}, noon)
 			require.NoError(t, err)
 			require.LessOrEqual(t, cost.Total, most, row.ID)
 		}
@@ -332,7 +455,7 @@ func BenchmarkCost(b *testing.B) {
 	u := ledger.Usage{Input: 1000, CachedInput: 200, Output: 300}
 	b.ReportAllocs()
 	for b.Loop() {
-		if _, err := row.Cost(u, noon); err != nil {
+		if _, err := row.Cost(u, "", noon); err != nil {
 			b.Fatal(err)
 		}
 	}

@@ -23,11 +23,22 @@
 //     price covers them, Import writes it down in the row.
 //   - any class in Row.Unpriced: missing, no fallback.
 //
-// # Steps by input size
+// # Steps
 //
 // A price may step up above a number of input tokens (200,000; 272,000). The threshold counts every input token, cached or
-// not, is exclusive, and re-prices the whole request, output included. All known steps work this way; marginal steps do
-// not exist in the format.
+// not, is exclusive, and re-prices the whole request, output included. All known steps work this way. A price may say that it
+// is marginal instead: then each step prices only the tokens of the class above it.
+//
+// # Service tiers
+//
+// A row may price the tiers batch, flex and priority apart. A class that a tier does not list costs the usual price in batch and
+// flex, which are never dearer, and is missing in priority. The tier of the answer decides the cost; that of the request raises
+// the upper bound.
+//
+// # Calls
+//
+// Tools that the provider runs and bills by the call are charged by the call. A call without a price is missing like a class of
+// tokens.
 //
 // # Guaranteed
 //
@@ -40,7 +51,6 @@
 //
 // # Not guaranteed
 //
-// Prices of calls other than the request itself (web search) are carried in Row.PerCall but not charged: a ledger.Usage
-// does not count them yet. Batch, flex and priority service tiers are not in the book yet, nor is cached audio apart from
-// cached text.
+// What a provider gives away, so many searches a day, is charged too: the book knows list prices. Tokens of citations are kept
+// as a fact and never charged.
 package price

@@ -254,36 +254,6 @@ func (im *importer) fill(row *Row, prices map[string]json.RawMessage) error {
 	return nil
 }
 
-// state writes down what a provider says about its prices and the source leaves to be understood.
-func state(row *Row) {
-	same := func(class, as ledger.Class) {
-		p, ok := row.Prices[as]
-		if _, listed := row.Prices[class]; ok && !listed {
-			row.Prices[class] = p
-		}
-	}
-	switch {
-	case row.Provider == "google" && strings.HasPrefix(row.Model, "gemini-"):
-		// Google lists audio input apart only where it costs something else than text, images and video.
-		same(ledger.ClassInputAudio, ledger.ClassInput)
-	case row.Provider == "openai" && strings.HasPrefix(row.Model, "gpt-image-"):
-		// The output of these models is images; where the source knows one output price, it is the price of image tokens.
-		same(ledger.ClassOutputImage, ledger.ClassOutput)
-	case row.Provider == "openai" && strings.HasSuffix(row.Model, "-tts"):
-		// Likewise for speech.
-		same(ledger.ClassOutputAudio, ledger.ClassOutput)
-	case len(row.Prices) == 0 && free(row):
-		row.Prices = Prices{ledger.ClassInput: Flat(0), ledger.ClassOutput: Flat(0)}
-	}
-}
-
-// free tells what is free of charge from what has no known price: the source lists neither. OpenRouter names its free
-// variants so; OpenAI documents its moderation endpoint as free.
-func free(row *Row) bool {
-	return row.Provider == "openrouter" && strings.HasSuffix(row.Model, ":free") ||
-		row.Provider == "openai" && row.Model == "moderation"
-}
-
 func parseGenaiPrice(raw json.RawMessage) (Price, error) {
 	if !bytes.HasPrefix(raw, []byte("{")) {
 		base, err := parseNano(json.Number(raw))

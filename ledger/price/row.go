@@ -24,19 +24,28 @@ const ClassRequest ledger.Class = "request"
 // Call is something billed by the call, not by the token.
 type Call string
 
-// The calls of the book. Row.Cost charges CallRequest once; see "Not guaranteed" for the others.
+// The calls of the book: the request itself, which Row.Cost charges once, and the classes of ledger.Calls.
 const (
-	CallRequest   Call = "request"
-	CallWebSearch Call = "web_search"
+	CallRequest         Call = "request"
+	CallWebSearch            = Call(ledger.ClassWebSearch)
+	CallFileSearch           = Call(ledger.ClassFileSearch)
+	CallCodeInterpreter      = Call(ledger.ClassCodeInterpreter)
 )
 
-// Price is the price of one class: Base, or the last step that the request's input passes.
+// Calls lists them.
+var Calls = []Call{CallRequest, CallWebSearch, CallFileSearch, CallCodeInterpreter}
+
+// Price is the price of one class: Base, or what its steps say.
 type Price struct {
 	Base  ledger.NanoUSD // nano-dollars per million tokens; zero is explicitly free
 	Steps []Step         // ascending by Above
+	// Marginal: a step prices only the tokens of the class above it. Else the last step that the request's input passes
+	// re-prices the whole request.
+	Marginal bool
 }
 
-// Step re-prices the whole request when its input, cached or not, is more than Above tokens.
+// Step is another price above a number of tokens: of the request's input, cached or not, or of the class itself where the
+// price is marginal.
 type Step struct {
 	Above ledger.Tokens
 	Price ledger.NanoUSD // nano-dollars per million tokens
@@ -45,22 +54,39 @@ type Step struct {
 // Flat is a price without steps, in nano-dollars per million tokens.
 func Flat(perMillion ledger.NanoUSD) Price { return Price{Base: perMillion} }
 
-// At is the price, in nano-dollars per million tokens, in a request of input tokens in all.
-func (p Price) At(input ledger.Tokens) ledger.NanoUSD {
-	price := p.Base
-	for _, s := range p.Steps {
-		if input > s.Above {
-			price = s.Price
-		}
-	}
-	return price
+// slice is tokens at one price.
+type slice struct {
+	tokens ledger.Tokens
+	price  ledger.NanoUSD
 }
 
-// reachable lists every price that a request of up to input tokens can meet.
-func (p Price) reachable(input ledger.Tokens) []ledger.NanoUSD {
+// split lays the tokens of the class, in a request of input tokens in all, out over the prices that they cost.
+func (p Price) split(tokens, input ledger.Tokens, into []slice) []slice {
+	if !p.Marginal {
+		price := p.Base
+		for _, s := range p.Steps {
+			if input > s.Above {
+				price = s.Price
+			}
+		}
+		return append(into, slice{tokens, price})
+	}
+	price, from := p.Base, ledger.Tokens(0)
+	for _, s := range p.Steps {
+		if tokens <= s.Above {
+			break
+		}
+		into = append(into, slice{s.Above - from, price})
+		price, from = s.Price, s.Above
+	}
+	return append(into, slice{tokens - from, price})
+}
+
+// reachable lists every price that a request of up to input tokens, of which up to tokens are of the class, can meet.
+func (p Price) reachable(tokens, input ledger.Tokens) []ledger.NanoUSD {
 	prices := []ledger.NanoUSD{p.Base}
 	for _, s := range p.Steps {
-		if input > s.Above {
+		if !p.Marginal && input > s.Above || p.Marginal && tokens > s.Above {
 			prices = append(prices, s.Price)
 		}
 	}
@@ -70,6 +96,9 @@ func (p Price) reachable(input ledger.Tokens) []ledger.NanoUSD {
 func (p Price) validate() error {
 	if p.Base < 0 {
 		return fmt.Errorf("price %s is negative", p.Base)
+	}
+	if p.Marginal && len(p.Steps) == 0 {
+		return errors.New("a marginal price has no steps")
 	}
 	above := ledger.Tokens(0)
 	for _, s := range p.Steps {
@@ -129,8 +158,11 @@ type Row struct {
 	Prices   Prices
 	Unpriced []ledger.Class // classes whose price is known to exist but not to us: missing, without fallback
 	Daily    []Daily
-	PerCall  map[Call]ledger.NanoUSD // nano-dollars per million calls
-	Source   string                  // where the prices come from, and of which date
+	// Service is what a service tier costs at any time of the day, by class. A class that it does not list costs the usual
+	// price in a cheaper tier, and is missing in a dearer one.
+	Service map[ledger.ServiceTier]Prices
+	PerCall map[Call]ledger.NanoUSD // nano-dollars per million calls
+	Source  string                  // where the prices come from, and of which date
 }
 
 // covers reports whether at is in [From, Until).
@@ -203,11 +235,31 @@ func cachedAs(prices Prices, kind ledger.Class) ledger.Class {
 	return ledger.ClassCachedInput
 }
 
-// Price is the price of a class for a request of input tokens in all at an instant, in nano-dollars per million tokens.
-// False means missing.
+// find is the price of a class in a service tier. False means missing.
+func (r *Row) find(tier ledger.ServiceTier, at time.Time, class ledger.Class) (Price, bool) {
+	usual := r.prices(at)
+	if tier == ledger.ServiceStandard {
+		return r.lookup(usual, class)
+	}
+	if p, ok := r.Service[tier][class]; ok {
+		return p, true
+	}
+	if _, apart := usual[class]; !apart {
+		if p, ok := r.lookup(r.Service[tier], class); ok {
+			return p, true
+		}
+	}
+	if tier != ledger.ServiceBatch && tier != ledger.ServiceFlex {
+		return Price{}, false
+	}
+	return r.lookup(usual, class)
+}
+
+// Price is the usual price of a class in a request of input tokens in all at an instant, in nano-dollars per million tokens: of
+// the class's first token, where the price is marginal. False means missing.
 func (r *Row) Price(class ledger.Class, input ledger.Tokens, at time.Time) (ledger.NanoUSD, bool) {
-	p, ok := r.lookup(r.prices(at), class)
-	return p.At(input), ok
+	p, ok := r.find(ledger.ServiceStandard, at, class)
+	return p.split(0, input, nil)[0].price, ok
 }
 
 // identify gives the row's ID: provider, model, first day and a hash of all that decides a cost.
@@ -221,6 +273,10 @@ func (r *Row) identify() string {
 	for _, d := range r.Daily {
 		fmt.Fprintf(&b, "daily %d %d\n", d.From, d.Until)
 		writePrices(&b, d.Prices)
+	}
+	for _, tier := range slices.Sorted(maps.Keys(r.Service)) {
+		fmt.Fprintf(&b, "service %s\n", tier)
+		writePrices(&b, r.Service[tier])
 	}
 	for _, call := range slices.Sorted(maps.Keys(r.PerCall)) {
 		fmt.Fprintf(&b, "call %s %d\n", call, r.PerCall[call])
@@ -238,6 +294,9 @@ func writePrices(b *strings.Builder, prices Prices) {
 		fmt.Fprintf(b, "%s %d", class, prices[class].Base)
 		for _, s := range prices[class].Steps {
 			fmt.Fprintf(b, " >%d %d", s.Above, s.Price)
+		}
+		if prices[class].Marginal {
+			b.WriteString(" marginal")
 		}
 		b.WriteByte('\n')
 	}
@@ -259,9 +318,20 @@ func (r *Row) validate() error {
 		}
 		errs = append(errs, d.Prices.validate())
 	}
+	for tier, prices := range r.Service {
+		switch tier {
+		case ledger.ServiceBatch, ledger.ServiceFlex, ledger.ServicePriority:
+			errs = append(errs, prices.validate())
+		default:
+			errs = append(errs, fmt.Errorf("unknown service tier %q", tier))
+		}
+	}
 	for call, price := range r.PerCall {
 		if price < 0 {
 			errs = append(errs, fmt.Errorf("price of a call %s is negative", call))
+		}
+		if !slices.Contains(Calls, call) {
+			errs = append(errs, fmt.Errorf("unknown call %q", call))
 		}
 	}
 	if err := errors.Join(errs...); err != nil {

@@ -69,16 +69,18 @@ type sheetFile struct {
 }
 
 type rowFile struct {
-	ID       string          `json:"id,omitempty"`
-	Provider string          `json:"provider"`
-	Model    string          `json:"model"`
-	Match    Match           `json:"match,omitzero"`
-	From     time.Time       `json:"from,omitzero"`
-	Until    time.Time       `json:"until,omitzero"`
-	Prices   Prices          `json:"usd_per_million,omitempty"`
-	Unpriced []ledger.Class  `json:"unpriced,omitempty"`
-	Daily    []Daily         `json:"daily,omitempty"`
-	PerCall  map[Call]dollar `json:"usd_per_million_calls,omitempty"`
+	ID       string         `json:"id,omitempty"`
+	Provider string         `json:"provider"`
+	Model    string         `json:"model"`
+	Match    Match          `json:"match,omitzero"`
+	From     time.Time      `json:"from,omitzero"`
+	Until    time.Time      `json:"until,omitzero"`
+	Prices   Prices         `json:"usd_per_million,omitempty"`
+	Unpriced []ledger.Class `json:"unpriced,omitempty"`
+	Daily    []Daily        `json:"daily,omitempty"`
+
+	Service map[ledger.ServiceTier]Prices `json:"usd_per_million_by_service_tier,omitempty"`
+	PerCall map[Call]dollar               `json:"usd_per_million_calls,omitempty"`
 }
 
 // ParseSheet reads a sheet strictly: an unknown field, a number that is no exact amount of nano-dollars or text after the
@@ -95,7 +97,8 @@ func ParseSheet(data []byte) (*Sheet, error) {
 	for _, r := range f.Rows {
 		row := Row{
 			ID: r.ID, Provider: r.Provider, Model: r.Model, Match: r.Match, From: r.From, Until: r.Until,
-			Prices: r.Prices, Unpriced: r.Unpriced, Daily: r.Daily, Source: f.Source.String(),
+			Prices: r.Prices, Unpriced: r.Unpriced, Daily: r.Daily, Service: r.Service,
+			Source: f.Source.String(),
 		}
 		for call, price := range r.PerCall {
 			if row.PerCall == nil {
@@ -131,7 +134,7 @@ func (s *Sheet) Encode() ([]byte, error) {
 	for i, r := range s.Rows {
 		f := rowFile{
 			ID: r.ID, Provider: r.Provider, Model: r.Model, Match: r.Match, From: r.From, Until: r.Until,
-			Prices: r.Prices, Unpriced: r.Unpriced, Daily: r.Daily,
+			Prices: r.Prices, Unpriced: r.Unpriced, Daily: r.Daily, Service: r.Service,
 		}
 		for call, price := range r.PerCall {
 			if f.PerCall == nil {
@@ -180,7 +183,10 @@ func (d *dollar) UnmarshalText(text []byte) error {
 type priceFile struct {
 	Base  dollar     `json:"base"`
 	Steps []stepFile `json:"steps"`
+	Mode  string     `json:"mode,omitempty"` // "" re-prices the whole request
 }
+
+const modeMarginal = "marginal"
 
 type stepFile struct {
 	Above ledger.Tokens `json:"above"`
@@ -189,10 +195,13 @@ type stepFile struct {
 
 // MarshalJSON gives "0.15", or {"base":"3","steps":[{"above":200000,"price":"6"}]}.
 func (p Price) MarshalJSON() ([]byte, error) {
-	if len(p.Steps) == 0 {
+	if len(p.Steps) == 0 && !p.Marginal {
 		return json.Marshal(dollar(p.Base))
 	}
 	f := priceFile{Base: dollar(p.Base)}
+	if p.Marginal {
+		f.Mode = modeMarginal
+	}
 	for _, s := range p.Steps {
 		f.Steps = append(f.Steps, stepFile{s.Above, dollar(s.Price)})
 	}
@@ -213,7 +222,10 @@ func (p *Price) UnmarshalJSON(data []byte) error {
 	if err := decodeStrict(data, &f); err != nil {
 		return err
 	}
-	*p = Flat(ledger.NanoUSD(f.Base))
+	if f.Mode != "" && f.Mode != modeMarginal {
+		return fmt.Errorf("unknown mode of steps %q", f.Mode)
+	}
+	*p = Price{Base: ledger.NanoUSD(f.Base), Marginal: f.Mode == modeMarginal}
 	for _, s := range f.Steps {
 		p.Steps = append(p.Steps, Step{s.Above, ledger.NanoUSD(s.Price)})
 	}

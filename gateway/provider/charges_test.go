@@ -1,0 +1,58 @@
+package provider
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"tollgate/ledger"
+)
+
+// TestCallsAndTierOfARequest reads what a request may be billed for beside its tokens.
+func TestCallsAndTierOfARequest(t *testing.T) {
+	t.Parallel()
+	for body, want := range map[string]struct {
+		calls ledger.Calls
+		tier  ledger.ServiceTier
+	}{
+		`{}`:                          {},
+		`{"service_tier":"priority"}`: {tier: ledger.ServicePriority},
+		`{"service_tier":"flex"}`:     {tier: ledger.ServiceFlex},
+		`{"service_tier":"auto"}`:     {},
+		`{"service_tier":7}`:          {},
+		`{"tools":[{"type":"function","name":"web_search"}]}`:                         {},
+		`{"web_search_options":{}}`:                                                   {calls: ledger.Calls{WebSearch: 1}},
+		`{"tools":[{"type":"web_search_20250305","name":"web_search","max_uses":3}]}`: {calls: ledger.Calls{WebSearch: 3}},
+		`{"tools":[{"type":"web_search_preview"},{"type":"file_search"},{"type":"code_interpreter"}]}`: {
+			calls: ledger.Calls{WebSearch: usualCalls, FileSearch: usualCalls, CodeInterpreter: 1},
+		},
+		`{"max_tool_calls":2,"tools":[{"type":"web_search"},{"type":"file_search"}]}`: {calls: ledger.Calls{WebSearch: 2, FileSearch: 2}},
+		`{"tools":[{"googleSearch":{}}]}`:                                             {calls: ledger.Calls{WebSearch: usualCalls}},
+		`{"max_tool_calls":-1,"tools":[{"type":"web_search","max_uses":1e300}]}`:      {calls: ledger.Calls{WebSearch: usualCalls}},
+	} {
+		found, err := fields([]byte(body))
+		require.NoError(t, err)
+		r := &Request{found: found}
+		require.Equal(t, want.calls, r.Calls(), body)
+		require.Equal(t, want.tier, r.Tier(), body)
+	}
+}
+
+// FuzzReadUsage holds that no text makes the reading of an answer panic, or gives a usage that contradicts itself.
+func FuzzReadUsage(f *testing.F) {
+	f.Add("chat", `{"usage":{"prompt_tokens":4,"total_tokens":4}}`)
+	f.Add("messages", `{"input_tokens":1,"output_tokens":2}`)
+	f.Add("chat", "data: {\"choices\":[],\"usage\":{\"prompt_tokens\":1,\"completion_tokens\":2}}\n\ndata: [DONE]\n\n")
+	f.Fuzz(func(t *testing.T, protocol, text string) {
+		e, ok := EndpointOf(protocol)
+		if !ok {
+			return
+		}
+		answer, err := e.ReadUsage([]byte(text))
+		if err != nil {
+			return
+		}
+		require.False(t, answer.Usage.Negative())
+		require.Equal(t, answer.State == ledger.UsageReportedZero, answer.Usage == ledger.Usage{}, "zero is said, and nothing else is")
+	})
+}
