@@ -135,7 +135,7 @@ func TestMigrateInParallel(t *testing.T) {
 	execute(t, url, "CREATE DATABASE empty")
 	env := []string{"DATABASE_URL=" + strings.Replace(url, "/tollgate", "/empty", 1)}
 	for _, line := range lines(mustRun(t, env, "migrate", "status").stdout) {
-		require.Regexp(t, `^0000\d 0000\d_[a-z_]+\.sql -$`, line)
+		require.Regexp(t, `^000\d\d 000\d\d_[a-z_]+\.sql -$`, line)
 	}
 	var group sync.WaitGroup
 	results := make([]result, 4)
