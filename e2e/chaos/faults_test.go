@@ -166,6 +166,11 @@ var faults = []fault{
 		begin: func(r *run, _ int) { r.do(r.Postgres.Pause()) },
 		end:   func(r *run, _ int) { r.do(r.Postgres.Resume()) },
 	},
+	{
+		name: "postgres restored from a copy", on: onPostgres,
+		begin: func(r *run, _ int) { r.copyLedger() },
+		end:   func(r *run, _ int) { r.restoreLedger() },
+	},
 	linked("provider connections dropped", system.LinkSim, drop, nil),
 	linked("redis connections dropped", system.LinkRedis, drop, nil),
 	linked("nats connections dropped", system.LinkNATS, drop, nil),
