@@ -227,3 +227,31 @@ func TestGatewaysJudgeByOneRevision(t *testing.T) {
 	s.WritePolicy(limit(1))
 	require.Equal(t, s.Policy(limit(1)), s.CLI("policy", "show"))
 }
+
+// A policy that comes while the gateway's disk is full is in force, and on record once there is room again: the ledger's own
+// check of budgets reads its limits from there.
+func TestPolicyOfAFullDiskIsRecorded(t *testing.T) {
+	t.Parallel()
+	const limits = "  - {name: app-day, tier: app, budget: {usd: %d, per: day}}\n"
+	s := system.New(t, system.Options{Limits: fmt.Sprintf(limits, 1000), Gateways: 1, Settlers: 1, Pushed: true})
+	s.Gateways[0].LimitFiles(1)
+	s.WritePolicy(fmt.Sprintf(limits, 2000))
+	s.CLI("policy", "push", s.PolicyFile)
+	key := s.KnownKey(system.App)
+	s.Eventually(soon, "nothing can be recorded", func() error {
+		r := steady(0)
+		r.Key = key
+		if a := s.Send(t.Context(), s.Gateways[0].URL, r); a.Status != http.StatusServiceUnavailable {
+			return fmt.Errorf("%s", a)
+		}
+		return nil
+	})
+	s.Gateways[0].NoFileLimit()
+	s.Eventually(10*time.Second, "the limit of the new policy is on record", func() error {
+		if n := s.Int(`SELECT coalesce(max(limit_value), 0) FROM policy_limits WHERE name = ''`); n != 2000_000_000_000 {
+			return fmt.Errorf("%d", n)
+		}
+		return nil
+	})
+	s.Check()
+}

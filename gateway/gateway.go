@@ -67,6 +67,7 @@ type Gateway struct {
 	filler  *filler
 
 	presentOnce atomic.Bool // settlers have been told of this gateway
+	owesPolicy  atomic.Bool // the policy in force is not on record
 }
 
 // New binds a gateway to its parts. It errors when a provider's secret is missing, when prices contradict each other, or when a trusted proxy has no address.
@@ -241,8 +242,9 @@ func (g *Gateway) awaitDirectory(ctx context.Context) {
 	}
 }
 
-// announce records which policy this gateway judges by.
+// announce records which policy this gateway judges by. While nothing can be recorded, because the disk is full, it is owed.
 func (g *Gateway) announce() {
+	g.owesPolicy.Store(false)
 	now := g.clock.Now()
 	projection := g.admission.Policy().Projection(now)
 	e := &event.Event{
@@ -250,7 +252,8 @@ func (g *Gateway) announce() {
 		OccurredAt: now, Policy: &projection,
 	}
 	if err := g.outbox.Append(e); err != nil {
-		g.log.Error("policy event is lost, budget limits in finance views may be old", "error", err)
+		g.owesPolicy.Store(true)
+		g.log.Error("policy event is not recorded and tried again, until then budget limits in finance views may be old", "error", err)
 	}
 }
 

@@ -15,7 +15,7 @@ import (
 const presenceTimeout = time.Second
 
 // stayPresent renews this gateway's entry among the live ones, takes it away at the end, and learns the generation where a
-// barrier did not bring it.
+// barrier did not bring it. It also records the policy in force where that could not be done before.
 func (g *Gateway) stayPresent(ctx context.Context) error {
 	ticker := time.NewTicker(event.PresenceRenewal)
 	defer ticker.Stop()
@@ -28,6 +28,9 @@ func (g *Gateway) stayPresent(ctx context.Context) error {
 		}
 		if err := g.present(ctx); err != nil && ctx.Err() == nil {
 			g.log.Warn("settlers are not told that this gateway is here", "error", err)
+		}
+		if g.owesPolicy.Load() {
+			g.announce()
 		}
 	}
 }
