@@ -120,6 +120,8 @@ func (s *System) Dump(ctx context.Context) (map[string]string, error) {
 			value, err = s.RedisClient.Get(ctx, key).Result()
 		case "hash":
 			value, err = s.RedisClient.HGetAll(ctx, key).Result()
+		case "set":
+			value, err = s.RedisClient.SMembersMap(ctx, key).Result()
 		case "zset":
 			value, err = s.RedisClient.ZRangeWithScores(ctx, key, 0, -1).Result()
 		default:
