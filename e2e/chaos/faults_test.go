@@ -2,8 +2,10 @@ package chaos
 
 import (
 	"context"
+	"errors"
 	"time"
 
+	"github.com/nats-io/nats.go/jetstream"
 	"github.com/stretchr/testify/require"
 
 	"tollgate/e2e/stack"
@@ -90,8 +92,18 @@ func asked(name, on string, do func(ctx context.Context, r *run) error) fault {
 	return fault{name: name, on: on, instant: true, begin: func(r *run, _ int) {
 		ctx, cancel := context.WithTimeout(r.t.Context(), 10*time.Second)
 		defer cancel()
-		require.NoError(r.t, do(ctx, r), name)
+		err := do(ctx, r)
+		if isGone(err) {
+			r.t.Logf("%s: %v", name, err)
+			return
+		}
+		require.NoError(r.t, err, name)
 	}}
+}
+
+// isGone tells that another fault has taken what this one was to hurt, and the settlers have not yet made it anew.
+func isGone(err error) bool {
+	return errors.Is(err, jetstream.ErrStreamNotFound) || errors.Is(err, jetstream.ErrConsumerNotFound)
 }
 
 func (r *run) do(err error) { r.t.Helper(); require.NoError(r.t, err) }

@@ -104,13 +104,14 @@ func ackWithin(wait time.Duration) func(r *run, _ int) {
 	return func(r *run, _ int) {
 		ctx, cancel := context.WithTimeout(r.t.Context(), 10*time.Second)
 		defer cancel()
-		stream, err := r.JetStream.Stream(ctx, event.Stream)
-		r.do(err)
-		consumer, err := stream.Consumer(ctx, "settler")
+		consumer, err := r.JetStream.Consumer(ctx, event.Stream, "settler")
+		if isGone(err) {
+			return // the settlers make it anew, with their own figure
+		}
 		r.do(err)
 		config := consumer.CachedInfo().Config
 		config.AckWait = wait
-		_, err = stream.UpdateConsumer(ctx, config)
+		_, err = r.JetStream.UpdateConsumer(ctx, event.Stream, config)
 		r.do(err)
 	}
 }
