@@ -12,6 +12,7 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/require"
@@ -25,17 +26,20 @@ const (
 	childDir  = "TOLLGATE_OUTBOX_TEST_DIR"
 	childNATS = "TOLLGATE_OUTBOX_TEST_NATS"
 
+	childMounted = "TOLLGATE_OUTBOX_TEST_MOUNTED" // set when the folder is a small disk of its own
+
 	roleOpen   = "open"   // opens the outbox and says what came of it
 	roleRecord = "record" // records events until it is killed, and says which
 	roleFull   = "full"   // meets a full disk while there is a stream, and dies
 	roleAlone  = "alone"  // meets a full disk while there is no stream, and gets room again
 )
 
-func startChild(t *testing.T, role, dir, natsURL string) *stack.Process {
+func startChild(t *testing.T, role, dir, natsURL string, env ...string) *stack.Process {
 	t.Helper()
 	self, err := os.Executable()
 	require.NoError(t, err)
-	return stack.StartProgram(t, self, role, nil, []string{childRole + "=" + role, childDir + "=" + dir, childNATS + "=" + natsURL})
+	env = append(env, childRole+"="+role, childDir+"="+dir, childNATS+"="+natsURL)
+	return stack.StartProgram(t, self, role, nil, env)
 }
 
 func runChild(role string) int {
@@ -54,12 +58,18 @@ func childMain(role string) (err error) {
 	}
 	defer nc.Close()
 	config := testConfig(os.Getenv(childDir))
-	if role == roleFull || role == roleAlone {
+	switch role {
+	case roleFull, roleAlone:
 		config.SegmentBytes = 1 << 20
+	case roleMoments: // which does not run: no acknowledgement comes
+		config.AckTimeout = time.Millisecond
 	}
 	o, err := Open(config, nc, slog.New(slog.NewTextHandler(io.Discard, nil)), prometheus.NewRegistry())
 	if err != nil || role == roleOpen {
 		return err
+	}
+	if role == roleMoments {
+		return childMoments(o, config)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)

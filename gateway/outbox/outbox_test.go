@@ -93,7 +93,8 @@ func TestConfigIsChecked(t *testing.T) {
 	t.Parallel()
 	require.NoError(t, testConfig("x").Validate())
 	err := Config{}.Validate()
-	for _, name := range []string{"TOLLGATE_DATA_DIR", "TOLLGATE_DURABILITY", "TOLLGATE_PUBLISH_TIMEOUT", "TOLLGATE_OUTBOX_SYNC", "TOLLGATE_OUTBOX_SEGMENT_BYTES"} {
+	for _, name := range []string{"DATA_DIR", "DURABILITY", "PUBLISH_TIMEOUT", "OUTBOX_SYNC", "OUTBOX_SEGMENT_BYTES"} {
+		name = "TOLLGATE_" + name
 		require.ErrorContains(t, err, name)
 	}
 	require.ErrorContains(t, Config{Dir: "x", AckTimeout: 1, SyncEvery: 1, SegmentBytes: 1 << 31}.Validate(), "SEGMENT_BYTES")
