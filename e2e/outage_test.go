@@ -152,11 +152,14 @@ func TestPostgresDown(t *testing.T) {
 	s.Check()
 }
 
-// While NATS is down requests go on, their events kept by the gateway, or are refused; when it is back nothing is missing.
+// While NATS is down requests go on, their events kept by the gateway, until its outbox has the most it may have; then they are
+// refused, and the alarm's metrics say why. When NATS is back nothing is missing.
 func TestNATSDown(t *testing.T) {
 	t.Parallel()
 	s := system.New(t, system.Options{
-		Limits: everyTier, Gateways: 2, Settlers: 1, TTL: 3 * time.Second, Env: []string{"TOLLGATE_PUBLISH_TIMEOUT=300ms"},
+		Limits: everyTier, Gateways: 2, Settlers: 1, TTL: 3 * time.Second, Env: []string{
+			"TOLLGATE_PUBLISH_TIMEOUT=300ms", "TOLLGATE_OUTBOX_SEGMENT_BYTES=65536", "TOLLGATE_OUTBOX_MAX_BYTES=262144",
+		},
 	})
 	key := s.KnownKey(system.App)
 	stop := system.Traffic(8, spread(t, s, key, mixed))
@@ -165,6 +168,21 @@ func TestNATSDown(t *testing.T) {
 	during := requireReasons(t, system.Load(200, 8, spread(t, s, key, mixed)), "EVENT_LOG_DOWN")
 	t.Logf("without NATS: %v", during)
 	require.Positive(t, during["passed"])
+	s.Eventually(30*time.Second, "the outbox is full", func() error {
+		reasons := system.Tally(system.Load(20, 8, spread(t, s, key, mixed)))
+		if reasons["EVENT_LOG_DOWN"] == 0 {
+			return fmt.Errorf("%v", reasons)
+		}
+		return nil
+	})
+	metric := func(name string) float64 {
+		value, err := s.Metric(t.Context(), s.Gateways[0], name)
+		require.NoError(t, err)
+		return value
+	}
+	require.Greater(t, metric("tollgate_outbox_bytes")/metric("tollgate_outbox_limit_bytes"), 0.8, "as OutboxNearlyFull asks")
+	require.Positive(t, metric("tollgate_outbox_oldest_unconfirmed_seconds"), "as OutboxNotConfirmed asks")
+	require.Positive(t, metric("tollgate_spool_events"), "as SpoolNotDraining asks")
 	// A gateway that dies now has its events on its disk.
 	s.Gateways[1].Kill()
 	require.NoError(t, s.NATS.Restart(t.Context()))

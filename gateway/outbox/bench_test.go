@@ -4,9 +4,11 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/nats-io/nats.go"
 	"github.com/stretchr/testify/require"
@@ -74,5 +76,35 @@ func BenchmarkAppend(b *testing.B) {
 				require.NoError(b, o.Append(e))
 			}
 		})
+	}
+}
+
+// How fast a backlog leaves, and how much memory the outbox takes for it at most.
+func BenchmarkDrain(b *testing.B) {
+	const backlog = 50_000
+	nc := streamed(b).nc
+	for b.Loop() {
+		b.StopTimer()
+		config := benchConfig(b)
+		config.AckTimeout = patience
+		before := open(b, config, away(b))
+		mustAppend(b, before, backlog, 500)
+		before.end()
+		o := open(b, config, nc)
+		heap := func() uint64 {
+			var m runtime.MemStats
+			runtime.ReadMemStats(&m)
+			return m.HeapAlloc
+		}
+		runtime.GC()
+		least, most := heap(), uint64(0)
+		b.StartTimer()
+		o.run()
+		for o.Pending() > 0 {
+			most = max(most, heap())
+			time.Sleep(10 * time.Millisecond)
+		}
+		b.ReportMetric(float64(backlog*b.N)/b.Elapsed().Seconds(), "events/s")
+		b.ReportMetric(float64(most-min(least, most))/(1<<20), "MiB")
 	}
 }

@@ -10,6 +10,7 @@ type metrics struct {
 	events *prometheus.CounterVec
 	spool  prometheus.Gauge
 	bytes  prometheus.Gauge
+	limit  prometheus.Gauge
 	oldest prometheus.Gauge
 	lost   prometheus.Counter
 }
@@ -28,6 +29,10 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 			Name: "tollgate_outbox_bytes",
 			Help: "Bytes of the outbox's segments: what Postgres is not known to hold, and the newest segment.",
 		}),
+		limit: prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: "tollgate_outbox_limit_bytes",
+			Help: "The most that tollgate_outbox_bytes may be.",
+		}),
 		oldest: prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: "tollgate_outbox_oldest_unconfirmed_seconds",
 			Help: "Age of the oldest event in the outbox that Postgres is not known to hold.",
@@ -42,6 +47,6 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 			m.events.WithLabelValues(string(kind), outcome)
 		}
 	}
-	reg.MustRegister(m.events, m.spool, m.bytes, m.oldest, m.lost)
+	reg.MustRegister(m.events, m.spool, m.bytes, m.limit, m.oldest, m.lost)
 	return m
 }

@@ -90,6 +90,7 @@ func Open(config Config, nc *nats.Conn, log *slog.Logger, reg prometheus.Registe
 	o.metrics = newMetrics(reg)
 	o.metrics.spool.Set(float64(o.Pending()))
 	o.metrics.bytes.Set(float64(o.bytes))
+	o.metrics.limit.Set(float64(config.MaxBytes))
 	return o, nil
 }
 

@@ -287,24 +287,37 @@ func TestUndelivered(t *testing.T) {
 	require.False(t, take(99))
 }
 
-// A backlog of many times what may wait for acknowledgements is delivered whole and once.
+// A backlog of many times what may wait for acknowledgements is delivered whole, once and in order, and what is recorded
+// meanwhile does not wait for its end.
 func TestLongBacklog(t *testing.T) {
 	t.Parallel()
 	if testing.Short() {
 		t.Skip("long")
 	}
-	const backlog = 2000
+	const backlog, between = 2000, 50
 	w := streamed(t)
 	config := testConfig(t.TempDir())
-	config.SegmentBytes = 1 << 20
+	config.SegmentBytes, config.AckTimeout = 1<<20, patience
 	before := open(t, config, away(t))
 	mustAppend(t, before, backlog, 0)
 	before.end()
 	o := start(t, config, w.nc)
+	mustRecord(t, o, between)
+	left := o.Pending()
 	o.flush()
+	t.Logf("%d were left when %d more were acknowledged", left, between)
+	require.Equal(t, float64(backlog+between), testutil.ToFloat64(o.metrics.events.WithLabelValues("reserved", "acknowledged")),
+		"each was acknowledged once")
 	stream, err := w.js.Stream(t.Context(), event.Stream)
 	require.NoError(t, err)
-	require.Equal(t, uint64(backlog), stream.CachedInfo().State.Msgs)
-	require.Equal(t, float64(backlog), testutil.ToFloat64(o.metrics.events.WithLabelValues("reserved", "acknowledged")),
-		"each was acknowledged once")
+	next := uint64(1)
+	for i := uint64(1); i <= backlog+between; i++ {
+		msg, err := stream.GetMsg(t.Context(), i)
+		require.NoError(t, err)
+		if sequence := labelOf(msg.Data).sequence; sequence <= backlog {
+			require.Equal(t, next, sequence)
+			next++
+		}
+	}
+	require.Equal(t, uint64(backlog+1), next)
 }
