@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -23,7 +24,7 @@ import (
 )
 
 // gatewayAt runs a gateway in this process whose clock is off, and returns its URL.
-func gatewayAt(t *testing.T, s *system.System, off time.Duration) string {
+func gatewayAt(t *testing.T, s *system.System, off func() time.Duration) string {
 	t.Helper()
 	text, err := os.ReadFile(s.PolicyFile)
 	require.NoError(t, err)
@@ -45,7 +46,7 @@ func gatewayAt(t *testing.T, s *system.System, off time.Duration) string {
 		RefusalsEvery: time.Second,
 	}, gateway.Deps{
 		Scripts: lua.New(client), NATS: nc, Outbox: box, Policy: p, Log: slog.New(slog.DiscardHandler),
-		Registry: prometheus.NewRegistry(), Now: func() time.Time { return time.Now().Add(off) },
+		Registry: prometheus.NewRegistry(), Now: func() time.Time { return time.Now().Add(off()) },
 	})
 	require.NoError(t, err)
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
@@ -76,7 +77,8 @@ func TestClocksFiveSecondsApart(t *testing.T) {
   - {name: key-rate, tier: key, rate: {requests: 1000, per: minute, algorithm: token_bucket}}
 `, budget), Settlers: 1, Timezone: system.Zone(t, midnight, 0),
 	})
-	urls := []string{gatewayAt(t, s, -2500*time.Millisecond), gatewayAt(t, s, 2500*time.Millisecond)}
+	off := 2500 * time.Millisecond
+	urls := []string{gatewayAt(t, s, func() time.Duration { return -off }), gatewayAt(t, s, func() time.Duration { return off })}
 	key := s.Key(system.App)
 	send := func(i int) system.Answer {
 		return s.Send(t.Context(), urls[i%2], system.Request{Key: key, Path: "/v1/embeddings", Body: system.EmbeddingBody(2)})
@@ -120,4 +122,55 @@ func TestClocksFiveSecondsApart(t *testing.T) {
 	require.EqualValues(t, 2*budget, billed(t, s))
 	require.Equal(t, [][]any{{int64(budget)}, {int64(budget)}}, s.Rows(`SELECT requests FROM budgets WHERE subject = 'app:shop' ORDER BY window_start`))
 	require.EqualValues(t, 1, s.Int(`SELECT count(*) FROM budgets WHERE window_start = $1`, midnight))
+}
+
+// The wall clock of a gateway is set an hour ahead, half an hour before midnight, and back, each time while requests are under
+// way: every request counts in today's budget, and every event tells the time of Redis.
+func TestWallClockIsSetDuringRequests(t *testing.T) {
+	t.Parallel()
+	const budget = 12
+	s := system.New(t, system.Options{
+		Limits:   fmt.Sprintf("\n  - {name: app-day, tier: app, budget: {requests: %d, per: day}}\n", budget),
+		Settlers: 1, Timezone: system.Zone(t, time.Now(), 23*time.Hour+30*time.Minute),
+	})
+	var off atomic.Int64
+	url := gatewayAt(t, s, func() time.Duration { return time.Duration(off.Load()) })
+	key := s.Key(system.App)
+	began := time.Now()
+	send := func(latency string) system.Answer {
+		return s.Send(t.Context(), url, system.Request{
+			Key: key, Path: "/v1/embeddings", Body: system.EmbeddingBody(2), Header: map[string]string{"X-Sim-Latency": latency},
+		})
+	}
+	s.Eventually(10*time.Second, "the gateway knows the key and judges", func() error {
+		if a := send("0ms"); !a.Passed() {
+			return fmt.Errorf("%s", a)
+		}
+		return nil
+	})
+	for _, to := range []time.Duration{time.Hour, 0, -time.Hour, 0} {
+		pending := func(want int64) {
+			s.Eventually(5*time.Second, "nothing but the slow request is pending", func() error {
+				if n := s.Int(`SELECT count(*) FROM reservations WHERE state = 'pending'`); n != want {
+					return fmt.Errorf("%d pending", n)
+				}
+				return nil
+			})
+		}
+		pending(0)
+		slow := make(chan system.Answer, 1)
+		go func() { slow <- send("1500ms") }()
+		pending(1)
+		off.Store(int64(to))
+		a := <-slow // nothing has shown the gateway Redis's clock since
+		require.True(t, a.Passed(), "%s", a)
+		a = send("0ms")
+		require.True(t, a.Passed(), "%s", a)
+	}
+	system.Load(budget, 4, func(int) system.Answer { return send("0ms") })
+	s.Check()
+	require.EqualValues(t, budget, billed(t, s))
+	require.Equal(t, [][]any{{int64(budget)}}, s.Rows(`SELECT requests FROM budgets WHERE subject = 'app:shop'`), "one window")
+	require.Empty(t, s.Rows(`SELECT event_id, occurred_at::text, now()::text FROM events WHERE kind IN ('reserved', 'used') AND occurred_at NOT BETWEEN $1 AND $2`,
+		began.Add(-time.Second), time.Now().Add(time.Second)))
 }

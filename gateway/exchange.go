@@ -28,6 +28,7 @@ type exchange struct {
 	caller  admission.Caller
 	request *provider.Request
 	verdict *admission.Verdict
+	judged  moment
 	traceID string
 
 	estimates map[string]provider.Estimate // by upstream model
@@ -43,6 +44,12 @@ type exchange struct {
 	spent  ledger.Amounts
 	state  ledger.UsageState
 }
+
+// moment is an instant by Redis's clock and by this machine's monotonic one.
+type moment struct{ at, here time.Time }
+
+// now is that instant and what has passed since: a wall clock that is set meanwhile changes nothing.
+func (m moment) now() time.Time { return m.at.Add(time.Since(m.here)) }
 
 // serve is the path of one request, top to bottom. Each step answers the caller itself when it ends the path.
 func (g *Gateway) serve(w http.ResponseWriter, r *http.Request, endpoint provider.Endpoint, model string) {
@@ -151,7 +158,8 @@ func (x *exchange) reserve() bool {
 	}
 	x.verdict = verdict
 	writeQueued(x.w.Header(), verdict.Queued)
-	now := x.g.clock.Now()
+	now := x.g.clock.Now() // calibrated by the decision's own answer
+	x.judged = moment{now, time.Now()}
 	if verdict.Refusal != nil {
 		if verdict.MaybeHeld {
 			x.release(&event.Release{Reason: verdict.Refusal.Reason})

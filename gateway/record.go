@@ -18,7 +18,7 @@ import (
 // event makes an event about a reservation.
 func (x *exchange) event(kind event.Kind, res event.Reservation, outcome *event.Outcome, release *event.Release) *event.Event {
 	return &event.Event{
-		V: event.Version, ID: event.ID(res.ID, kind), Kind: kind, App: x.caller.App, OccurredAt: x.g.clock.Now(), TraceID: x.traceID,
+		V: event.Version, ID: event.ID(res.ID, kind), Kind: kind, App: x.caller.App, OccurredAt: x.judged.now(), TraceID: x.traceID,
 		Reservation: &res, Outcome: outcome, Release: release,
 	}
 }

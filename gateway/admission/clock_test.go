@@ -13,10 +13,9 @@ func TestClockBelievesTheQuickestAnswer(t *testing.T) {
 	local := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
 	c := NewClock(func() time.Time { return local })
 	answer := func(ahead, there, back time.Duration) {
-		sent := local
 		redis := local.Add(there + ahead)
 		local = local.Add(there + back)
-		c.Observe(redis, sent)
+		c.Observe(redis, there+back)
 	}
 	ahead := func() time.Duration { return c.Now().Sub(local) }
 

@@ -43,13 +43,13 @@ func (a *Admission) askRedis(ctx context.Context, c *lua.ReserveCall) (lua.Decis
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, a.timeout, errors.New("reserve: Redis did not answer in time"))
 	defer cancel()
-	sent, start := a.clock.local(), time.Now()
+	start := time.Now()
 	decision, err := a.scripts.Reserve(ctx, c)
 	took := time.Since(start)
 	a.breaker.Done(took, err)
 	a.metrics.reserve.Observe(took.Seconds())
 	if err == nil {
-		a.clock.Observe(decision.Now, sent)
+		a.clock.Observe(decision.Now, took)
 	}
 	return decision, err
 }

@@ -36,7 +36,7 @@ func TestIdentify(t *testing.T) {
 	start := time.Date(2026, 6, 1, 12, 0, 0, 0, time.UTC)
 	w := newWorld(t, settings{now: func() time.Time { return start }}, "")
 	// Redis is an hour ahead of this machine: keys expire by its clock.
-	w.clock.Observe(start.Add(time.Hour), start)
+	w.clock.Observe(start.Add(time.Hour), 0)
 	w.follow()
 	for name, c := range map[string]struct {
 		record keys.Record

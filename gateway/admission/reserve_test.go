@@ -225,7 +225,7 @@ func TestClock(t *testing.T) {
 	require.Equal(t, time.UTC, clock.Now().Location())
 	sent := at
 	at = at.Add(100 * time.Millisecond) // the answer took so long; Redis read its clock half-way
-	clock.Observe(sent.Add(time.Hour+50*time.Millisecond), sent)
+	clock.Observe(sent.Add(time.Hour+50*time.Millisecond), at.Sub(sent))
 	require.Equal(t, at.Add(time.Hour).UTC(), clock.Now())
 }
 
