@@ -64,7 +64,7 @@ type Parts struct {
 // New makes a rebuilder.
 func New(p Parts) *Rebuilder { return &Rebuilder{p} }
 
-// Missing rebuilds everything if the shared mark is missing; when all is set, it rebuilds every app whose mark is.
+// Missing rebuilds everything if the shared mark is missing; when all is set, it rebuilds every app that has lost its mark.
 func (r *Rebuilder) Missing(ctx context.Context, all bool) error {
 	r.Barrier.connectedSince() // so that a reconnect is noticed soon, not at the next rebuild
 	if err := r.failover(ctx); err != nil {
@@ -78,7 +78,12 @@ func (r *Rebuilder) Missing(ctx context.Context, all bool) error {
 		return err
 	}
 	for _, app := range apps {
-		if err := r.Slot(ctx, app); err != nil {
+		// One that never had a mark has lost nothing: its first request asks for it, and must not wait for a thousand others.
+		joined, err := r.Scripts.Joined(ctx, app)
+		if err == nil && joined {
+			err = r.Slot(ctx, app)
+		}
+		if err != nil {
 			return err
 		}
 	}
