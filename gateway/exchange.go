@@ -105,7 +105,9 @@ func (x *exchange) identify() bool {
 func (x *exchange) parse() bool {
 	body, err := readBody(x.w, x.r, x.g.config.MaxBody)
 	if err == nil {
-		x.request, err = x.endpoint.Read(provider.Call{Model: x.model, Query: x.r.URL.Query(), Body: body})
+		x.request, err = x.endpoint.Read(provider.Call{
+			Model: x.model, Query: x.r.URL.Query(), ContentType: x.r.Header.Get("Content-Type"), Body: body,
+		})
 	}
 	if err == nil {
 		err = provider.CheckUser(userHeader, x.r.Header.Get(userHeader))
@@ -150,6 +152,7 @@ func (x *exchange) reserve() bool {
 		Caller: x.caller, User: x.user(), Model: x.request.Model, Endpoint: x.endpoint.Path, EndpointKind: x.endpoint.Kind,
 		IP: ClientIP(x.r, x.g.trusted), Protocol: x.endpoint.Protocol, Streamed: x.request.Stream,
 		Estimate: x.estimate, Also: x.request.Also, Calls: x.request.Calls(), Tier: x.request.Tier(),
+		Unbilled: x.endpoint == provider.Moderations,
 	})
 	if err != nil {
 		x.g.log.Error("limits cannot be judged", "app", x.caller.App, "error", err)

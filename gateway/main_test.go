@@ -151,6 +151,8 @@ models:
   claude: {provider: anthropic, upstream_model: claude-sonnet-4-6}
   steady: {provider: steady, upstream_model: claude-sonnet-4-6}
   gemini-2.5-flash: {provider: google}
+  gpt-4o-transcribe: {provider: openai}
+  omni-moderation-latest: {provider: openai}
   quick: {provider: google, upstream_model: gemini-2.5-flash}
 prices:
   - {provider: patient, model: gpt-4o-mini, from: 2020-01-01, usd_per_million: {input: 0.15, output: 0.60}}

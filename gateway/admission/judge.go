@@ -127,6 +127,9 @@ func (a *Admission) prepare(ask *Ask, name string) *candidate {
 // priced sets the money that the request may cost at most. A model without a price is refused where money is limited, and
 // marked elsewhere.
 func (c *candidate) priced(input, output ledger.Tokens, now time.Time) *Refusal {
+	if c.ask.Unbilled {
+		return nil
+	}
 	res := &c.Reservation
 	row, ok := c.rules.book.Find(res.Provider, res.Model, now)
 	if ok {

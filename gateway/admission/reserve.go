@@ -128,6 +128,7 @@ type Ask struct {
 	Also     []ledger.Class     // dearer classes that the input can be
 	Calls    ledger.Calls       // of tools that the provider may run and bill
 	Tier     ledger.ServiceTier // that it asks for
+	Unbilled bool               // its provider bills nothing for it: it counts as a request, and needs no price
 }
 
 // Verdict is the decision on an Ask.

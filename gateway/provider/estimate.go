@@ -36,14 +36,14 @@ func (r *Request) Estimate(model string) Estimate {
 		bound = int64(DefaultOutput) + r.thinking
 	}
 	e := Estimate{Output: ledger.Tokens(bound * r.choices), Bounded: r.bound > 0, Choices: r.choices}
-	e.Input, e.Exact = estimateInput(r.Endpoint, model, r.found)
+	e.Input, e.Exact = r.estimateInput(model)
 	return e
 }
 
-func estimateInput(endpoint Endpoint, model string, found map[string]gjson.Result) (input ledger.Tokens, exact bool) {
+func (r *Request) estimateInput(model string) (input ledger.Tokens, exact bool) {
 	e := newEstimator(model)
-	if add := apis[endpoint.Path].input; add != nil {
-		add(e, found)
+	if add := apis[r.Endpoint.Path].input; add != nil {
+		add(e, r)
 	}
 	return max(1, e.tokens()), e.rough == 0
 }

@@ -247,7 +247,7 @@ func FuzzEstimate(f *testing.F) {
 		text, more = text[:min(len(text), 3000)], more[:min(len(more), 3000)]
 		model := models[int(kind)%len(models)]
 		estimate := func(text string) ledger.Tokens {
-			input, _ := estimateInput(Chat, model, map[string]gjson.Result{"messages": parsed(`[{"role":"user","content":` + quoted(t, text) + `}]`)})
+			input, _ := (&Request{Endpoint: Chat, found: map[string]gjson.Result{"messages": parsed(`[{"role":"user","content":` + quoted(t, text) + `}]`)}}).estimateInput(model)
 			return input
 		}
 		before, after := estimate(text), estimate(text+more)
@@ -256,7 +256,7 @@ func FuzzEstimate(f *testing.F) {
 		require.GreaterOrEqual(t, after+lastWord(model, text), before, "%q and %q", text, more)
 		for _, field := range []string{"tools", "response_format", "messages", "system"} {
 			for endpoint := range apis {
-				input, _ := estimateInput(Endpoint{Path: endpoint}, model, map[string]gjson.Result{field: parsed(text)})
+				input, _ := (&Request{Endpoint: Endpoint{Path: endpoint}, found: map[string]gjson.Result{field: parsed(text)}}).estimateInput(model)
 				require.Positive(t, input)
 			}
 		}

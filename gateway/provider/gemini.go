@@ -140,6 +140,9 @@ func (r *Request) readGeneration() error {
 		return err
 	}
 	r.choices = 1
+	if bytes.Contains(r.body, audioData) {
+		r.Also = append(r.Also, ledger.ClassInputAudio)
+	}
 	if !given(config) {
 		return nil
 	}
@@ -161,6 +164,13 @@ func (r *Request) readGeneration() error {
 		return &RequestError{"candidateCount", fmt.Sprintf("%d is more than the %d choices that can be metered", candidates, maxChoices)}
 	}
 	r.choices = max(1, candidates)
+	modalities := firstGiven(inner["responseModalities"], inner["response_modalities"]).Raw
+	if strings.Contains(modalities, `"IMAGE"`) {
+		r.Also = append(r.Also, ledger.ClassOutputImage)
+	}
+	if strings.Contains(modalities, `"AUDIO"`) {
+		r.Also = append(r.Also, ledger.ClassOutputAudio)
+	}
 	thinking, err := either(inner, "thinkingConfig", "thinking_config")
 	if err != nil {
 		return err
@@ -171,6 +181,9 @@ func (r *Request) readGeneration() error {
 	}
 	return nil
 }
+
+// audioData begins the type of audio. In a text it would stand with a backslash.
+var audioData = []byte(`"audio/`)
 
 // either finds a field by its two spellings, and errors when both are there.
 func either(found map[string]gjson.Result, camel, snake string) (gjson.Result, error) {

@@ -45,8 +45,17 @@ func parseOpenAI(endpoint Endpoint, call Call) (*Request, error) {
 	if err != nil {
 		return nil, err
 	}
+	if bytes.Contains(call.Body, inputAudio) {
+		r.Also = append(r.Also, ledger.ClassInputAudio)
+	}
+	if strings.Contains(found["modalities"].Raw, `"audio"`) {
+		r.Also = append(r.Also, ledger.ClassOutputAudio)
+	}
 	return r, nil
 }
+
+// inputAudio is the type of a part that is heard. In a text it would stand with backslashes.
+var inputAudio = []byte(`"input_audio"`)
 
 func (r *Request) readStream(found map[string]gjson.Result) error {
 	var err error
@@ -124,6 +133,9 @@ func (r *Request) UpstreamBody(model string, api policy.API) ([]byte, error) {
 		return r.geminiBody(model)
 	}
 	body := r.body
+	if model != r.Model && r.form != nil {
+		return r.form.withModel(body, model)
+	}
 	var err error
 	if model != r.Model {
 		if body, err = sjson.SetBytes(body, "model", model); err != nil {
@@ -172,7 +184,7 @@ func readTotals(usage gjson.Result, input, output string) Reading {
 		consistent = consistent && ok
 		return n
 	}
-	read, made := usage.Get(input+"_details"), usage.Get(output+"_details")
+	read, made := firstGiven(usage.Get(input+"_details"), usage.Get("input_token_details")), usage.Get(output+"_details")
 	u := ledger.Usage{
 		CachedInput:  part(firstGiven(read.Get("cached_tokens"), usage.Get("prompt_cache_hit_tokens"), usage.Get("cached_tokens"))),
 		CacheWrite5m: part(read.Get("cache_write_tokens")),

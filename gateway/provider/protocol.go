@@ -36,9 +36,9 @@ var protocols = map[policy.Protocol]protocol{
 // knows of them.
 type api struct {
 	parse  func(Endpoint, Call) (*Request, error)
-	input  func(e *estimator, found map[string]gjson.Result) // adds up a request's input
-	answer func(body []byte, a *Answer)                      // reads a plain answer, which is valid JSON
-	meter  func() meter                                      // of one stream
+	input  func(e *estimator, r *Request) // adds up a request's input
+	answer func(body []byte, a *Answer)   // reads a plain answer, which is valid JSON
+	meter  func() meter                   // of one stream
 }
 
 // meter learns from one stream what it used, event by event.
@@ -52,19 +52,30 @@ type meter interface {
 
 // apis is by the path of the endpoint.
 var apis = map[string]api{
-	Chat.Path:           {parseOpenAI, (*estimator).chat, answerOpenAI, newOpenAIMeter},
-	Completions.Path:    {parseOpenAI, (*estimator).completions, answerOpenAI, newOpenAIMeter},
-	Embeddings.Path:     {parseOpenAI, (*estimator).embeddings, answerOpenAI, newOpenAIMeter},
-	Responses.Path:      {parseResponses, (*estimator).responses, answerResponses, newResponsesMeter},
-	Messages.Path:       {parseAnthropic, (*estimator).messages, answerAnthropic, newAnthropicMeter},
-	CountTokens.Path:    {parseAnthropic, (*estimator).messages, answerAnthropic, newAnthropicMeter},
-	CountResponses.Path: {parseResponses, (*estimator).responses, answerResponses, newResponsesMeter},
+	Chat.Path:           {parseOpenAI, ofFields((*estimator).chat), answerOpenAI, newOpenAIMeter},
+	Completions.Path:    {parseOpenAI, ofFields((*estimator).completions), answerOpenAI, newOpenAIMeter},
+	Embeddings.Path:     {parseOpenAI, ofFields((*estimator).embeddings), answerOpenAI, newOpenAIMeter},
+	Responses.Path:      {parseResponses, ofFields((*estimator).responses), answerResponses, newResponsesMeter},
+	Images.Path:         {parseMedia, mediaInput, answerImages, newImageMeter},
+	ImageEdits.Path:     {parseMedia, mediaInput, answerImages, newImageMeter},
+	Speech.Path:         {parseMedia, mediaInput, answerMedia, newMediaMeter},
+	Transcriptions.Path: {parseMedia, mediaInput, answerMedia, newMediaMeter},
+	Translations.Path:   {parseMedia, mediaInput, answerMedia, newMediaMeter},
+	Moderations.Path:    {parseMedia, mediaInput, answerModeration, newMediaMeter},
+	Messages.Path:       {parseAnthropic, ofFields((*estimator).messages), answerAnthropic, newAnthropicMeter},
+	CountTokens.Path:    {parseAnthropic, ofFields((*estimator).messages), answerAnthropic, newAnthropicMeter},
+	CountResponses.Path: {parseResponses, ofFields((*estimator).responses), answerResponses, newResponsesMeter},
 
-	Generate.Path:       {parseGemini, (*estimator).generate, answerGemini, newGeminiMeter},
-	StreamGenerate.Path: {parseGemini, (*estimator).generate, answerGemini, newGeminiMeter},
-	CountContent.Path:   {parseGemini, (*estimator).generate, answerGemini, newGeminiMeter},
-	EmbedContent.Path:   {parseGemini, (*estimator).embedContents, answerGemini, newGeminiMeter},
-	BatchEmbed.Path:     {parseGemini, (*estimator).embedContents, answerGemini, newGeminiMeter},
+	Generate.Path:       {parseGemini, ofFields((*estimator).generate), answerGemini, newGeminiMeter},
+	StreamGenerate.Path: {parseGemini, ofFields((*estimator).generate), answerGemini, newGeminiMeter},
+	CountContent.Path:   {parseGemini, ofFields((*estimator).generate), answerGemini, newGeminiMeter},
+	EmbedContent.Path:   {parseGemini, ofFields((*estimator).embedContents), answerGemini, newGeminiMeter},
+	BatchEmbed.Path:     {parseGemini, ofFields((*estimator).embedContents), answerGemini, newGeminiMeter},
+}
+
+// ofFields is an input that is all in the body's fields.
+func ofFields(add func(e *estimator, found map[string]gjson.Result)) func(*estimator, *Request) {
+	return func(e *estimator, r *Request) { add(e, r.found) }
 }
 
 // Endpoint is one route that callers use. It belongs to a protocol, the provider's and the caller's alike: nothing is
@@ -81,7 +92,15 @@ var (
 	Completions = Endpoint{"/v1/completions", "completions", policy.ProtocolOpenAI}
 	Embeddings  = Endpoint{"/v1/embeddings", "embeddings", policy.ProtocolOpenAI}
 	Responses   = Endpoint{"/v1/responses", "responses", policy.ProtocolOpenAI}
-	Messages    = Endpoint{"/v1/messages", "messages", policy.ProtocolAnthropic}
+
+	Images         = Endpoint{"/v1/images/generations", "images", policy.ProtocolOpenAI}
+	ImageEdits     = Endpoint{"/v1/images/edits", "images", policy.ProtocolOpenAI}
+	Speech         = Endpoint{"/v1/audio/speech", "speech", policy.ProtocolOpenAI}
+	Transcriptions = Endpoint{"/v1/audio/transcriptions", "transcriptions", policy.ProtocolOpenAI}
+	Translations   = Endpoint{"/v1/audio/translations", "transcriptions", policy.ProtocolOpenAI}
+	Moderations    = Endpoint{"/v1/moderations", "moderations", policy.ProtocolOpenAI}
+
+	Messages = Endpoint{"/v1/messages", "messages", policy.ProtocolAnthropic}
 
 	// Gemini's paths have the model before the method: /v1beta/models/<model>:generateContent.
 	Generate       = Endpoint{"/v1beta/models:generateContent", "generate", policy.ProtocolGemini}
@@ -91,7 +110,10 @@ var (
 )
 
 // metered lists them.
-var metered = []Endpoint{Chat, Completions, Embeddings, Responses, Messages, Generate, StreamGenerate, EmbedContent, BatchEmbed}
+var metered = []Endpoint{
+	Chat, Completions, Embeddings, Responses, Images, ImageEdits, Speech, Transcriptions, Translations, Moderations,
+	Messages, Generate, StreamGenerate, EmbedContent, BatchEmbed,
+}
 
 // Metered lists the metered routes.
 func Metered() []Endpoint { return slices.Clone(metered) }
@@ -116,9 +138,10 @@ var (
 
 // Call is a caller's request as it came.
 type Call struct {
-	Model string // that the path names, "" where the body does
-	Query url.Values
-	Body  []byte // kept, not copied
+	Model       string // that the path names, "" where the body does
+	Query       url.Values
+	ContentType string // of the body
+	Body        []byte // kept, not copied
 }
 
 // Read reads from a caller's request what admission and metering must know. Every error is a *RequestError.

@@ -19,11 +19,12 @@ type Request struct {
 	Stream     bool
 	UsageAsked bool           // the caller wants the usage chunk of a stream for itself
 	Previous   string         // the stored response that this one goes on from, "" for none
-	Also       []ledger.Class // what the input can be beside plain, cached and written to a cache: dearer classes
+	Also       []ledger.Class // what input and output can be beside plain: dearer classes
 	bound      int64          // the most tokens of one answer, 0 where the body gives none
 	thinking   int64          // what may be thought beside an answer without a bound
 	choices    int64          // answers asked for, 0 where answers have no tokens
 	query      string         // what of the query goes on to the provider
+	form       *form          // of a multipart body
 	found      map[string]gjson.Result
 	body       []byte
 }

@@ -37,6 +37,13 @@ var endpointKinds = map[string]string{
 	"/v1/models":           "models",
 	"/v1/responses":        "responses",
 
+	"/v1/images/generations":   "images",
+	"/v1/images/edits":         "images",
+	"/v1/audio/speech":         "speech",
+	"/v1/audio/transcriptions": "transcriptions",
+	"/v1/audio/translations":   "transcriptions",
+	"/v1/moderations":          "moderations",
+
 	"/v1beta/models:generateContent":       "generate",
 	"/v1beta/models:streamGenerateContent": "generate",
 	"/v1beta/models:embedContent":          "embed",
