@@ -21,6 +21,8 @@
 //	POST /sim/control           settings for all requests, as a JSON object that replaces the one before
 //	POST /sim/reset             empties the books
 //
+// Apart from that, [Replay] answers recorded exchanges with any provider as they were recorded.
+//
 // A model may be asked for by its alias (gpt-4o) or by its dated name (gpt-4o-2024-08-06). Answers and books carry the
 // dated name, as the real ones do. Where a top-level JSON key stands twice, the last one counts.
 //
