@@ -2,9 +2,9 @@ package gateway
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
-	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
 
@@ -14,14 +14,9 @@ import (
 
 // followPolicy takes pushed policies into force as they come. One that cannot be taken leaves the running one.
 func (g *Gateway) followPolicy(ctx context.Context) error {
-	for {
-		if err := g.watchPolicy(ctx); err != nil && ctx.Err() == nil {
-			g.log.Warn("pushed policies cannot be followed, the running one stays", "error", err)
-		}
-		if !pause(ctx, time.Second) {
-			return nil
-		}
-	}
+	return admission.Follow(ctx, g.watchPolicy, func(err error) {
+		g.log.Warn("pushed policies cannot be followed, the running one stays", "error", err)
+	})
 }
 
 func (g *Gateway) watchPolicy(ctx context.Context) error {
@@ -64,4 +59,16 @@ func (g *Gateway) takePolicy(ctx context.Context, data []byte) {
 	g.filler.follow(p)
 	g.log.Info("policy in force", "revision", p.Revision)
 	g.announce()
+}
+
+// bucket opens a bucket as it stands, making it by the configuration where it is missing.
+func (g *Gateway) bucket(ctx context.Context, config jetstream.KeyValueConfig) (jetstream.KeyValue, error) {
+	bucket, err := g.js.KeyValue(ctx, config.Bucket)
+	if errors.Is(err, jetstream.ErrBucketNotFound) {
+		bucket, err = g.js.CreateOrUpdateKeyValue(ctx, config)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("bucket %s: %w", config.Bucket, err)
+	}
+	return bucket, nil
 }

@@ -55,14 +55,7 @@ func (g *Gateway) present(ctx context.Context) error {
 }
 
 func (g *Gateway) presenceBucket(ctx context.Context) (jetstream.KeyValue, error) {
-	bucket, err := g.js.KeyValue(ctx, event.PresenceBucket)
-	if errors.Is(err, jetstream.ErrBucketNotFound) {
-		bucket, err = g.js.CreateOrUpdateKeyValue(ctx, jetstream.KeyValueConfig{Bucket: event.PresenceBucket, TTL: event.PresenceTTL})
-	}
-	if err != nil {
-		return nil, fmt.Errorf("bucket %s: %w", event.PresenceBucket, err)
-	}
-	return bucket, nil
+	return g.bucket(ctx, jetstream.KeyValueConfig{Bucket: event.PresenceBucket, TTL: event.PresenceTTL})
 }
 
 // leavePresence spares a rebuild the wait for this gateway's entry to lapse.

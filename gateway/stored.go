@@ -35,16 +35,9 @@ type owner struct {
 var errNoOwner = errors.New("no app is known to have made it")
 
 func (g *Gateway) owners(ctx context.Context) (jetstream.KeyValue, error) {
-	bucket, err := g.js.KeyValue(ctx, ownersBucket)
-	if errors.Is(err, jetstream.ErrBucketNotFound) {
-		bucket, err = g.js.CreateOrUpdateKeyValue(ctx, jetstream.KeyValueConfig{
-			Bucket: ownersBucket, Description: "whose stored responses are", TTL: ownersKept, Storage: jetstream.FileStorage,
-		})
-	}
-	if err != nil {
-		return nil, fmt.Errorf("bucket %s: %w", ownersBucket, err)
-	}
-	return bucket, nil
+	return g.bucket(ctx, jetstream.KeyValueConfig{
+		Bucket: ownersBucket, Description: "whose stored responses are", TTL: ownersKept, Storage: jetstream.FileStorage,
+	})
 }
 
 // ownerKey is the response's key in the bucket; its id is the provider's and may be anything.

@@ -68,9 +68,9 @@ func (c *Control) recorded(ctx context.Context) error {
 // Refresh reads the generation. A newer one is one whose barrier did not reach this gateway, or has not yet: it is adopted when
 // what was admitted before is delivered.
 func (c *Control) Refresh(ctx context.Context) error {
-	bucket, err := c.js.KeyValue(ctx, event.ControlBucket)
+	bucket, err := openBucket(ctx, c.js, event.ControlBucket)
 	if err != nil {
-		return fmt.Errorf("bucket %s: %w", event.ControlBucket, err)
+		return err
 	}
 	entry, err := bucket.Get(ctx, event.GenerationKey)
 	if err != nil {

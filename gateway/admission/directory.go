@@ -2,10 +2,8 @@ package admission
 
 import (
 	"context"
-	"fmt"
 	"log/slog"
 	"sync"
-	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
 
@@ -42,22 +40,15 @@ func (d *Directory) Find(secret string) (keys.Record, bool) {
 
 // Run follows the bucket until ctx ends. A bucket that is away is asked for again every second.
 func (d *Directory) Run(ctx context.Context) error {
-	for {
-		if err := d.follow(ctx); err != nil && ctx.Err() == nil {
-			d.log.Warn("key directory cannot be followed, known keys are served", "error", err)
-		}
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-time.After(time.Second):
-		}
-	}
+	return Follow(ctx, d.watch, func(err error) {
+		d.log.Warn("key directory cannot be followed, known keys are served", "error", err)
+	})
 }
 
-func (d *Directory) follow(ctx context.Context) error {
-	bucket, err := d.js.KeyValue(ctx, keys.Bucket)
+func (d *Directory) watch(ctx context.Context) error {
+	bucket, err := openBucket(ctx, d.js, keys.Bucket)
 	if err != nil {
-		return fmt.Errorf("bucket %s: %w", keys.Bucket, err)
+		return err
 	}
 	return Watch(ctx, bucket, d.apply)
 }

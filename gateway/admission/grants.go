@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"log/slog"
 	"math"
 	"strings"
@@ -72,28 +71,19 @@ func (g *grants) raise(applied []policy.Applied, calendar ledger.Calendar, now t
 
 // run follows the bucket until ctx ends. A bucket that is away is asked for again every second.
 func (g *grants) run(ctx context.Context) error {
-	for {
-		err := g.follow(ctx)
-		switch {
-		case ctx.Err() != nil:
-			return nil
-		case errors.Is(err, jetstream.ErrBucketNotFound):
+	return Follow(ctx, g.watch, func(err error) {
+		if errors.Is(err, jetstream.ErrBucketNotFound) {
 			g.markReady() // what was known stays: a bucket that is lost comes back
-		case err != nil:
-			g.log.Warn("grants cannot be followed, known ones stay in force", "error", err)
+			return
 		}
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-time.After(time.Second):
-		}
-	}
+		g.log.Warn("grants cannot be followed, known ones stay in force", "error", err)
+	})
 }
 
-func (g *grants) follow(ctx context.Context) error {
-	bucket, err := g.js.KeyValue(ctx, event.GrantsBucket)
+func (g *grants) watch(ctx context.Context) error {
+	bucket, err := openBucket(ctx, g.js, event.GrantsBucket)
 	if err != nil {
-		return fmt.Errorf("bucket %s: %w", event.GrantsBucket, err)
+		return err
 	}
 	standing, complete := map[string]event.GrantInForce{}, false
 	begun := true // what stands in the bucket is still coming

@@ -9,6 +9,35 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 )
 
+// followAgain is the pause before a watch that has ended is begun anew.
+const followAgain = time.Second
+
+// Follow has watch follow a bucket until ctx ends, and begins it anew, a pause later, when it ended before. It hands each error
+// to failed, and returns nil.
+func Follow(ctx context.Context, watch func(context.Context) error, failed func(error)) error {
+	for {
+		if err := watch(ctx); err != nil && ctx.Err() == nil {
+			failed(err)
+		}
+		timer := time.NewTimer(followAgain)
+		select {
+		case <-ctx.Done():
+			timer.Stop()
+			return nil
+		case <-timer.C:
+		}
+	}
+}
+
+// openBucket opens a bucket that settlers make. It errs with jetstream.ErrBucketNotFound until they have.
+func openBucket(ctx context.Context, js jetstream.JetStream, name string) (jetstream.KeyValue, error) {
+	bucket, err := js.KeyValue(ctx, name)
+	if err != nil {
+		return nil, fmt.Errorf("bucket %s: %w", name, err)
+	}
+	return bucket, nil
+}
+
 // checkEvery is how often a watch is compared with its bucket.
 const checkEvery = 2 * time.Second
 
