@@ -5,36 +5,73 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
 
 	"tollgate/gateway/admission"
 	"tollgate/ledger/policy"
+	"tollgate/ledger/price"
 )
 
-// followPolicy takes pushed policies into force as they come. One that cannot be taken leaves the running one.
-func (g *Gateway) followPolicy(ctx context.Context) error {
-	return admission.Follow(ctx, g.watchPolicy, func(err error) {
-		g.log.Warn("pushed policies cannot be followed, the running one stays", "error", err)
+// followPushed takes published prices into force as they come, and pushed policies where the gateway has none of its own. One that
+// cannot be taken leaves the running one.
+func (g *Gateway) followPushed(ctx context.Context) error {
+	return admission.Follow(ctx, g.watchPushed, func(err error) {
+		g.log.Warn("pushed policies and prices cannot be followed, the running ones stay", "error", err)
 	})
 }
 
-func (g *Gateway) watchPolicy(ctx context.Context) error {
+func (g *Gateway) watchPushed(ctx context.Context) error {
 	bucket, err := PolicyBucket(ctx, g.js)
 	if err != nil {
 		return err
 	}
 	return admission.Watch(ctx, bucket, func(entry jetstream.KeyValueEntry) {
-		if entry != nil && entry.Key() == policy.BucketKey && entry.Operation() == jetstream.KeyValuePut {
+		switch {
+		case entry == nil || entry.Operation() != jetstream.KeyValuePut:
+		case entry.Key() == policy.BucketKey && g.follow:
 			g.takePolicy(ctx, entry.Value())
+		case entry.Key() == policy.PricesKey:
+			g.takePrices(entry.Value())
 		}
 	})
 }
 
-// PolicyBucket opens the bucket of pushed policies, making it where it is missing.
+// readPrices takes what was published before this gateway began, so that not one request is judged without it. Where NATS does
+// not answer soon, watching will find it.
+func (g *Gateway) readPrices(ctx context.Context) {
+	ctx, cancel := context.WithTimeoutCause(ctx, 2*time.Second, errors.New("read published prices: NATS did not answer in time"))
+	defer cancel()
+	bucket, err := PolicyBucket(ctx, g.js)
+	if err == nil {
+		var entry jetstream.KeyValueEntry
+		if entry, err = bucket.Get(ctx, policy.PricesKey); err == nil {
+			g.takePrices(entry.Value())
+		}
+	}
+	if err != nil && !errors.Is(err, jetstream.ErrKeyNotFound) {
+		g.log.Warn("published prices cannot be read yet", "error", err)
+	}
+}
+
+// takePrices takes published prices into force, or leaves the running ones.
+func (g *Gateway) takePrices(data []byte) {
+	sheet, err := price.ParseSheet(data)
+	if err == nil {
+		err = g.admission.SetPrices(sheet.Rows)
+	}
+	if err != nil {
+		g.log.Error("published prices are not taken, the running ones stay", "error", err)
+		return
+	}
+	g.log.Info("prices in force", "rows", len(sheet.Rows), "source", sheet.Source.String())
+}
+
+// PolicyBucket opens the bucket of pushed policies and prices, making it where it is missing.
 func PolicyBucket(ctx context.Context, js jetstream.JetStream) (jetstream.KeyValue, error) {
 	bucket, err := js.CreateOrUpdateKeyValue(ctx, jetstream.KeyValueConfig{
-		Bucket: policy.Bucket, Description: "the policy in force and its history", History: 64, Storage: jetstream.FileStorage,
+		Bucket: policy.Bucket, Description: "the policy in force, published prices, and the history of both", History: 64, Storage: jetstream.FileStorage,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("bucket %s: %w", policy.Bucket, err)

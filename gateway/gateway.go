@@ -201,9 +201,8 @@ func (g *Gateway) Run(ctx context.Context, listener net.Listener) error {
 	g.filler.before(ctx, g.admission.Policy())
 	g.filler.follow(g.admission.Policy())
 	g.announce()
-	if g.follow {
-		background.Go(func() error { return g.followPolicy(work) })
-	}
+	g.readPrices(ctx)
+	background.Go(func() error { return g.followPushed(work) })
 	server := &http.Server{
 		Handler: g.Handler(), ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 3 * time.Minute,
 		ErrorLog: slog.NewLogLogger(g.log.Handler(), slog.LevelDebug),

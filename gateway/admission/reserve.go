@@ -3,8 +3,8 @@ package admission
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -29,6 +29,9 @@ type Admission struct {
 	log      *slog.Logger
 	degraded func(bool)
 	rules    atomic.Pointer[rules]
+
+	setting   sync.Mutex
+	published []price.Row // laid over the built-in book
 
 	asking    chan struct{} // one element for each call of Redis under way
 	breaker   *Breaker
@@ -89,25 +92,6 @@ func (a *Admission) Run(ctx context.Context) error {
 	group.Go(func() error { return a.registerLate(ctx) })
 	group.Go(func() error { return a.grants.run(ctx) })
 	return group.Wait()
-}
-
-// SetPolicy takes a policy, with an upstream for each of its providers, into force for every request from now on. It errors
-// when its prices contradict each other, and leaves the running policy.
-func (a *Admission) SetPolicy(p *policy.Policy, upstreams map[string]*provider.Upstream) error {
-	overrides := make([]price.Override, len(p.Prices))
-	for i, row := range p.Prices {
-		overrides[i] = price.Override{Provider: row.Provider, Model: row.Model, From: row.From, Prices: row.PerMillion}
-	}
-	book, err := price.Default().With(overrides)
-	if err != nil {
-		return fmt.Errorf("prices of policy %s: %w", p.Revision, err)
-	}
-	if before := a.rules.Load(); before != nil && before.policy.Calendar != p.Calendar {
-		a.exhausted.Clear() // windows end at other times now
-	}
-	a.breaker.SetConfig(p.Degraded.Breaker)
-	a.rules.Store(&rules{p, book, upstreams})
-	return nil
 }
 
 // Policy is the policy in force.

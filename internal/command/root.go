@@ -64,7 +64,7 @@ func newRoot() *cobra.Command {
 	root.CompletionOptions.DisableDefaultCmd = true
 	root.AddCommand(
 		newDev(), newGateway(), newSettler(), newMigrate(), newPolicy(), newApp(), newKey(), newGrant(), newLedger(), newRebuild(),
-		newPrice(), newProviderSim(), newBench(), newHealth(), newDoctor(),
+		newPrice(), newPrices(), newProviderSim(), newBench(), newHealth(), newDoctor(),
 	)
 	return root
 }

@@ -125,6 +125,8 @@ func stateCalls(row *Row) {
 		row.PerCall[call] = ledger.NanoUSD(cents) * (ledger.Dollar / 100) * 1000
 	}
 	switch {
+	case strings.Contains(row.Model, "claude") && (row.Provider == "google" || row.Provider == "aws"):
+		perThousand(CallWebSearch, 1000) // as Anthropic lists it
 	case row.Provider == "openai":
 		perThousand(CallWebSearch, 1000)
 		perThousand(CallFileSearch, 250)

@@ -72,6 +72,7 @@ type rowFile struct {
 	ID       string         `json:"id,omitempty"`
 	Provider string         `json:"provider"`
 	Model    string         `json:"model"`
+	Source   string         `json:"source,omitempty"` // where it is not the sheet's
 	Match    Match          `json:"match,omitzero"`
 	From     time.Time      `json:"from,omitzero"`
 	Until    time.Time      `json:"until,omitzero"`
@@ -99,6 +100,9 @@ func ParseSheet(data []byte) (*Sheet, error) {
 			ID: r.ID, Provider: r.Provider, Model: r.Model, Match: r.Match, From: r.From, Until: r.Until,
 			Prices: r.Prices, Unpriced: r.Unpriced, Daily: r.Daily, Service: r.Service,
 			Source: f.Source.String(),
+		}
+		if r.Source != "" {
+			row.Source = r.Source
 		}
 		for call, price := range r.PerCall {
 			if row.PerCall == nil {
@@ -135,6 +139,9 @@ func (s *Sheet) Encode() ([]byte, error) {
 		f := rowFile{
 			ID: r.ID, Provider: r.Provider, Model: r.Model, Match: r.Match, From: r.From, Until: r.Until,
 			Prices: r.Prices, Unpriced: r.Unpriced, Daily: r.Daily, Service: r.Service,
+		}
+		if r.Source != s.Source.String() {
+			f.Source = r.Source
 		}
 		for call, price := range r.PerCall {
 			if f.PerCall == nil {
