@@ -4,6 +4,14 @@
 // Redis, and acknowledges. Everything may happen twice: an event by its id, a write-back by the budgets' versions and the
 // reservations' ids. Any number of settlers may run at once.
 //
+// # Write-back
+//
+// Two settlers may tell Redis in another order than they committed in. The newer version of a budget then comes first, and the
+// older one changes nothing: until the older batch's reservations end as well, what they used is counted as used and as held, so
+// Redis may refuse what would fit, never admit what does not. A reservation may end before the batch that opened it is told: its
+// tombstone, of a minute, keeps it from being held again. A batch that is later still holds it again, until the sweep
+// ends it after its deadline.
+//
 // # When a part is away
 //
 //   - Postgres: the batch is given back, and the worker looks for Postgres at growing intervals. The stream holds.

@@ -53,6 +53,17 @@ func (r *raw) write(target string, l Load, operations []operation) error {
 	return nil
 }
 
+// line adds a row, its end included.
+func (r *raw) line(text string) error {
+	if r == nil {
+		return nil
+	}
+	if _, err := r.buffer.WriteString(text); err != nil {
+		return fmt.Errorf("--raw: %w", err)
+	}
+	return nil
+}
+
 func (r *raw) close() error {
 	if r == nil {
 		return nil

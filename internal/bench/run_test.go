@@ -77,6 +77,7 @@ func TestBenches(t *testing.T) {
 		{"admission", []string{"--callers", "2", "--slice", "200ms", "--rounds", "1"}, []string{`2 +admitted`, `2 +refused last`, `whole requests`}},
 		{"limits", []string{"--duration", "2s"}, []string{`sliding_log +600 +62 +62 `, `sliding_counter +600 +62 +62 `, `token_bucket`}},
 		{"settle", []string{"--events", "2000", "--settlers", "2"}, []string{`2000 events`, `bare consume +\d\d`, `bare copy +\d\d`, `settlers: 2 +\d\d`}},
+		{"settle", []string{"--lag", "--rate", "100", "--duration", "1s"}, []string{`200 events`, `p99 \d.*at most 250`}},
 		{"isolation", []string{"--round", "1s", "--rounds", "1"}, []string{`the loud one: \d+ of 1000 passed`, `requests of the nine that were refused: \d+ of 288`}},
 	} {
 		t.Run(b.name, func(t *testing.T) {
