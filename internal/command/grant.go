@@ -142,15 +142,9 @@ func addGrant(c *cobra.Command, ask grantAsk) error {
 		if err != nil {
 			return err
 		}
-		if err := checkGrantee(ctx, store, e, ask); err != nil {
-			return err
-		}
 		noted, body, err := store.OrderGrant(ctx, e)
 		if err != nil {
 			return err
-		}
-		if !sameGrant(e, noted) {
-			return fmt.Errorf("grant %s was made with other content, on %s: use another id", e.Grant.ID, day(noted.OccurredAt))
 		}
 		said := fmt.Sprintf("grant %s of %s to %s", e.Grant.ID, grantAmount(noted.Grant), noted.Grant.Subject)
 		if noted.ID != e.ID {
@@ -166,38 +160,6 @@ func policyFor(ctx context.Context, nc *nats.Conn, file string) (*policy.Policy,
 	}
 	p, _, err := readPolicy(file)
 	return p, err
-}
-
-func checkGrantee(ctx context.Context, store *pg.Store, e *event.Event, ask grantAsk) error {
-	if ask.app == "" {
-		return nil
-	}
-	apps, err := store.ListApps(ctx)
-	if err != nil {
-		return err
-	}
-	if !slices.ContainsFunc(apps, func(a pg.App) bool { return a.Name == ask.app }) {
-		return fmt.Errorf("--app: there is no app %q", ask.app)
-	}
-	if e.Grant.Tier != ledger.TierKey || ask.subject == e.Grant.Subject {
-		return nil
-	}
-	list, err := store.ListKeys(ctx, ask.app)
-	if err != nil {
-		return err
-	}
-	if !slices.ContainsFunc(list, func(k pg.Key) bool { return k.ID == ask.subject }) {
-		return fmt.Errorf("--subject: app %s has no key %q", ask.app, ask.subject)
-	}
-	return nil
-}
-
-// sameGrant compares what people asked for; when it was asked, and the window that follows from it, may differ.
-func sameGrant(a, b *event.Event) bool {
-	x, y := *a.Grant, *b.Grant
-	same := a.App == b.App && x.Until.Equal(y.Until)
-	x.Window, y.Window, x.Until, y.Until = ledger.Window{}, ledger.Window{}, time.Time{}, time.Time{}
-	return same && x == y
 }
 
 func revokeGrant(c *cobra.Command, id string) error {

@@ -16,10 +16,10 @@ import (
 // Errors of the directory.
 var (
 	ErrAppExists  = errors.New("app exists already")       // by CreateApp
-	ErrAppUnknown = errors.New("no such app")              // by CreateKey, DisableApp
+	ErrAppUnknown = errors.New("no such app")              // by CreateKey, DisableApp, OrderGrant
 	ErrAppName    = errors.New("app name is not accepted") // by CreateApp: letters, digits, _ and -, at most 64
 	ErrKeyExists  = errors.New("key exists already")       // by CreateKey
-	ErrKeyUnknown = errors.New("no such key")              // by RevokeKey
+	ErrKeyUnknown = errors.New("no such key")              // by RevokeKey, OrderGrant
 )
 
 // The names of constraints that mean something to callers.

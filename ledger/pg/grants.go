@@ -12,8 +12,11 @@ import (
 	"tollgate/ledger/event"
 )
 
-// ErrGrantUnknown is returned by GrantEvent for a grant that was neither settled nor ordered.
-var ErrGrantUnknown = errors.New("no such grant")
+// Errors of grants.
+var (
+	ErrGrantUnknown = errors.New("no such grant")                                  // by GrantEvent: neither settled nor ordered
+	ErrGrantExists  = errors.New("it was made with other content, use another id") // by OrderGrant
+)
 
 func grantAccount(e *event.Event) string { return clean("app:" + e.App + ":grants") }
 
@@ -56,17 +59,55 @@ func (p *posting) collectGrants() {
 }
 
 // OrderGrant notes that the event's grant is wanted, before the event is published, and returns the event that is noted under
-// its id: this one, or the one that was there first. Publishing what it returns any number of times grants it once.
+// its id: this one, or the one that was there first and says the same. Publishing what it returns any number of times grants it
+// once. It errs with ErrAppUnknown or ErrKeyUnknown when the directory does not know who is granted to, and with ErrGrantExists.
 func (s *Store) OrderGrant(ctx context.Context, e *event.Event) (*event.Event, []byte, error) {
 	const insert = `INSERT INTO grant_orders (grant_id, body) VALUES ($1, $2) ON CONFLICT (grant_id) DO NOTHING`
 	body, err := e.Encode()
 	if err != nil {
 		return nil, nil, err
 	}
-	if _, err := s.pool.Exec(ctx, insert, e.Grant.ID, body); err != nil {
+	err = s.checkGrantee(ctx, e)
+	if err == nil {
+		_, err = s.pool.Exec(ctx, insert, e.Grant.ID, body)
+	}
+	if err != nil {
 		return nil, nil, fmt.Errorf("order grant %s: %w", e.Grant.ID, err)
 	}
-	return s.GrantEvent(ctx, e.Grant.ID)
+	noted, body, err := s.GrantEvent(ctx, e.Grant.ID)
+	if err == nil && !sameGrant(e, noted) {
+		err = fmt.Errorf("order grant %s again, which is of %s: %w", e.Grant.ID, noted.OccurredAt.Format(time.DateOnly), ErrGrantExists)
+	}
+	return noted, body, err
+}
+
+// checkGrantee looks for the app and the key in the directory. What is taken back was given: a restored directory may lack them.
+func (s *Store) checkGrantee(ctx context.Context, e *event.Event) error {
+	const query = `
+SELECT EXISTS (SELECT FROM apps WHERE app = $1), EXISTS (SELECT FROM api_keys WHERE app = $1 AND key_id = $2)`
+	if e.Grant.Tier.Shared() || e.Grant.Revokes != "" {
+		return nil
+	}
+	key := ledger.Counter{Subject: e.Grant.Subject}.Name()
+	var appKnown, keyKnown bool
+	if err := s.pool.QueryRow(ctx, query, clean(e.App), clean(key)).Scan(&appKnown, &keyKnown); err != nil {
+		return err
+	}
+	switch {
+	case !appKnown:
+		return fmt.Errorf("app %q: %w", e.App, ErrAppUnknown)
+	case e.Grant.Tier == ledger.TierKey && !keyKnown:
+		return fmt.Errorf("key %q of app %q: %w", key, e.App, ErrKeyUnknown)
+	}
+	return nil
+}
+
+// sameGrant compares what people asked for; when it was asked, and the window that follows from it, may differ.
+func sameGrant(a, b *event.Event) bool {
+	x, y := *a.Grant, *b.Grant
+	same := a.App == b.App && x.Until.Equal(y.Until)
+	x.Window, y.Window, x.Until, y.Until = ledger.Window{}, ledger.Window{}, time.Time{}, time.Time{}
+	return same && x == y
 }
 
 // GrantEvent is the event of a grant or revocation, settled or only ordered, and its bytes. It errs with ErrGrantUnknown.

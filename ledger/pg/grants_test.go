@@ -60,12 +60,6 @@ func TestGrants(t *testing.T) {
 		}},
 	}
 	first, second := granted("g-1", 5_000_000_001, now, nil), granted("g-2", 7, now, nil)
-	noted, _, err := store.OrderGrant(t.Context(), first)
-	require.NoError(t, err)
-	require.Equal(t, first.ID, noted.ID)
-	noted, _, err = store.OrderGrant(t.Context(), granted("g-1", 6, now, nil))
-	require.NoError(t, err)
-	require.Equal(t, first.ID, noted.ID, "the first order stands")
 
 	require.NoError(t, post(limits, first, second))
 	require.NoError(t, post(first, second))
@@ -101,4 +95,30 @@ func TestGrants(t *testing.T) {
 	for _, d := range differences {
 		require.Zero(t, d.Differ, "%s: %v", d.Table, d.Examples)
 	}
+}
+
+// An order stands under its id, the same asked for again is the same order, and anything else is refused, as is a grant to who
+// is not there.
+func TestOrderGrant(t *testing.T) {
+	t.Parallel()
+	store := openAt(t, stack.Postgres(t))
+	now := time.Now().UTC().Truncate(time.Microsecond)
+	first := granted("g-1", 5, now, nil)
+	_, _, err := store.OrderGrant(t.Context(), first)
+	require.ErrorIs(t, err, pg.ErrAppUnknown)
+	require.NoError(t, store.CreateApp(t.Context(), "shop", ""))
+	for range 2 {
+		noted, _, err := store.OrderGrant(t.Context(), first)
+		require.NoError(t, err)
+		require.Equal(t, first.ID, noted.ID)
+	}
+	noted, _, err := store.OrderGrant(t.Context(), granted("g-1", first.Grant.Amount, now.Add(time.Hour), nil))
+	require.NoError(t, err)
+	require.Equal(t, first.ID, noted.ID, "the first order stands")
+	_, _, err = store.OrderGrant(t.Context(), granted("g-1", 6, now, nil))
+	require.ErrorIs(t, err, pg.ErrGrantExists)
+	ofKey := granted("g-3", 1, now, nil)
+	ofKey.Grant.Tier, ofKey.Grant.Subject = ledger.TierKey, "key:k_1[model=m]"
+	_, _, err = store.OrderGrant(t.Context(), ofKey)
+	require.ErrorIs(t, err, pg.ErrKeyUnknown)
 }
