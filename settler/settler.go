@@ -50,7 +50,7 @@ type Settler struct {
 	generations *rebuild.Generations
 	barrier     *rebuild.Barrier
 
-	mu    sync.Mutex
+	mu    sync.Mutex      // guards what follows
 	dirty map[string]bool // apps whose last write-back Redis did not take
 	lost  time.Time       // when a write-back last found that Redis had lost what it held
 	ready bool
