@@ -10,6 +10,7 @@ import (
 	"tollgate/ledger/event"
 	"tollgate/ledger/pg"
 	"tollgate/lua"
+	"tollgate/settler/rebuild"
 )
 
 // serveFills fills budgets that gateways are about to judge by.
@@ -62,7 +63,7 @@ func (s *Settler) fill(ctx context.Context, data []byte) error {
 			app = lua.SharedSlot
 		}
 		// Where the slot has no mark nothing is written: it will be rebuilt from the same rows before it is judged by.
-		if _, err := s.scripts.Settle(ctx, app, counterStates(states), nil, nil); err != nil {
+		if _, err := s.scripts.Settle(ctx, app, rebuild.CounterStates(states), nil, nil); err != nil {
 			return fmt.Errorf("write filled budgets: %w", err)
 		}
 	}

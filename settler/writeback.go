@@ -10,6 +10,7 @@ import (
 
 	"tollgate/ledger/pg"
 	"tollgate/lua"
+	"tollgate/settler/rebuild"
 )
 
 // redisTimeout bounds one app's write-back.
@@ -41,7 +42,7 @@ func (s *Settler) settleApp(ctx context.Context, w pg.WriteBack) error {
 		endings[i] = lua.Ending{ReservationID: r.ID, Counters: r.Counters, Rates: r.RateNames(), Held: r.Held, Spent: e.Spent}
 	}
 	start := time.Now()
-	result, err := s.scripts.Settle(ctx, w.App, counterStates(w.Counters), opens, endings)
+	result, err := s.scripts.Settle(ctx, w.App, rebuild.CounterStates(w.Counters), opens, endings)
 	s.metrics.settle.Observe(time.Since(start).Seconds())
 	if err != nil {
 		s.metrics.redisDown.Set(1)
@@ -71,14 +72,6 @@ func (s *Settler) lose(ctx context.Context, app string) error {
 		return nil
 	}
 	return s.scripts.Unmark(ctx, app)
-}
-
-func counterStates(states []pg.CounterState) []lua.CounterState {
-	out := make([]lua.CounterState, len(states))
-	for i, c := range states {
-		out[i] = lua.CounterState{Counter: c.Counter, App: c.App, Used: c.Used, Version: c.Version}
-	}
-	return out
 }
 
 func luaOpen(o pg.OpenReservation) lua.Open {

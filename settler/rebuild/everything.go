@@ -171,7 +171,7 @@ func (r *Rebuilder) readAll(ctx context.Context, session *pg.Session) (map[strin
 // write replaces one slot by what Postgres has of it; all says that every slot is written, the shared one last.
 func (r *Rebuilder) write(ctx context.Context, slot, generation string, s slotState, rates *rates, all bool) error {
 	return r.Scripts.Rebuild(ctx, lua.RebuildCall{
-		Slot: slot, Generation: generation, WithShared: all, ChargedSince: rates.since, Counters: counterStates(s.budgets), Open: opens(s.open),
+		Slot: slot, Generation: generation, WithShared: all, ChargedSince: rates.since, Counters: CounterStates(s.budgets), Open: opens(s.open),
 		Charges: rates.bySlot[slot],
 		Active:  len(s.open) > 0 || len(rates.bySlot[slot]) > 0 || rates.cut,
 	})
