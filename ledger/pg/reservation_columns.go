@@ -30,14 +30,6 @@ const (
     $34::bigint[], $35::bigint[], $36::bigint[], $37::bigint[], $38::bigint[], $39::bigint[], $40::bigint[],
     $41::bigint[], $42::bigint[], $43::bigint[], $44::bigint[], $45::bigint[], $46::bigint[], $47::bigint[], $48::date[],
     $49::timestamptz[], $50::timestamptz[], $51::timestamptz[], $52::boolean[], $53::text[], $54::text[]
-) AS n (
-    reservation_id, state, app, api_key, end_user, plan, provider, model_requested, model_judged, model, model_served,
-    endpoint, producer, trace_id, policy_revision, price_row, on_expiry, usage_state, service_tier, finish, attempt,
-    held_requests, held_tokens, held_nanousd, charged_requests, charged_tokens, charged_nanousd, input_tokens,
-    cached_input_tokens, cache_write_5m_tokens, cache_write_1h_tokens, input_audio_tokens, input_image_tokens,
-    input_video_tokens, cached_input_audio_tokens, cached_input_image_tokens, output_tokens, reasoning_tokens,
-    output_audio_tokens, output_image_tokens, output_video_tokens, web_search_calls, file_search_calls,
-    code_interpreter_calls, status, first_byte_ms, duration_ms, day, reserved_at, deadline, ended_at, streamed,
-    upstream_id, flags
+) AS n (` + reservationColumns + `
 )`
 )
