@@ -31,9 +31,7 @@ func (g *Gateway) serveFree(w http.ResponseWriter, r *http.Request, endpoint pro
 	defer context.AfterFunc(g.work, cancel)()
 	response, err := x.send(ctx, body)
 	if err != nil {
-		reason, _ := x.whyUnanswered(err)
-		g.log.Warn("no answer from the provider", "provider", x.verdict.Provider.Name, "error", err)
-		x.problem(problem{reason: reason, message: "the provider " + x.verdict.Provider.Name + " did not answer"})
+		x.noAnswer(err)
 		return
 	}
 	defer response.Body.Close()
@@ -52,6 +50,13 @@ func (x *exchange) route() bool {
 		Reservation: event.Reservation{Provider: route.Model.Provider, Model: route.Model.Upstream},
 	}
 	return true
+}
+
+// noAnswer refuses a free request that the provider did not answer.
+func (x *exchange) noAnswer(err error) {
+	reason, _ := x.whyUnanswered(err)
+	x.g.log.Warn("no answer from the provider", "provider", x.verdict.Provider.Name, "error", err)
+	x.problem(problem{reason: reason, message: "the provider " + x.verdict.Provider.Name + " did not answer"})
 }
 
 func (x *exchange) passFree(response *http.Response) {

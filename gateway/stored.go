@@ -121,9 +121,7 @@ func (g *Gateway) serveStored(w http.ResponseWriter, r *http.Request, id string)
 	}
 	response, err := x.verdict.Upstream.Send(ctx, provider.Target{Method: r.Method, Path: r.URL.EscapedPath(), Query: r.URL.RawQuery}, provider.ForwardHeader(r.Header), body)
 	if err != nil {
-		reason, _ := x.whyUnanswered(err)
-		g.log.Warn("no answer from the provider", "provider", x.verdict.Provider.Name, "error", err)
-		x.problem(problem{reason: reason, message: "the provider " + x.verdict.Provider.Name + " did not answer"})
+		x.noAnswer(err)
 		return
 	}
 	defer response.Body.Close()
