@@ -32,6 +32,9 @@ func slotOf(app string, tier ledger.Tier) string {
 
 func markKey(slot string) string { return tag(slot) + "mark" }
 
+// rebuildingKey names who rebuilds the slot, while it is rebuilt.
+func rebuildingKey(slot string) string { return tag(slot) + "rebuilding" }
+
 func joinedKey() string { return tag(SharedSlot) + "apps" }
 
 func deadlinesKey(app string) string { return tag(app) + "deadlines" }

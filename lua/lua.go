@@ -42,11 +42,12 @@ import (
 
 // How long state lives. The order matters: a mark must be gone before any counter without a window end can be.
 const (
-	markTTL      = 7 * 24 * time.Hour
-	totalTTL     = 15 * 24 * time.Hour // counters without a window end, from their last change
-	windowGrace  = 24 * time.Hour      // counters with one, after it
-	recordTTL    = 7 * 24 * time.Hour  // a reservation's record; the sweeper ends it long before
-	tombstoneTTL = time.Minute
+	markTTL       = 7 * 24 * time.Hour
+	totalTTL      = 15 * 24 * time.Hour // counters without a window end, from their last change
+	windowGrace   = 24 * time.Hour      // counters with one, after it
+	recordTTL     = 7 * 24 * time.Hour  // a reservation's record; the sweeper ends it long before
+	tombstoneTTL  = time.Minute
+	rebuildingTTL = 10 * time.Minute // longer than a rebuild may take
 )
 
 var (

@@ -2,11 +2,13 @@ package lua
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strconv"
 	"strings"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/redis/go-redis/v9"
 
 	"tollgate/ledger"
@@ -14,6 +16,10 @@ import (
 
 // rebuildChunk bounds one call of rebuild.lua.
 const rebuildChunk = 500
+
+// ErrOvertaken is returned by Rebuild when what it had written may be gone or another's: the slot has no mark of this call, and
+// must be rebuilt anew.
+var ErrOvertaken = errors.New("what was written was lost, or another began to rebuild the slot")
 
 // RebuildCall is everything Postgres knows of one slot that still matters.
 type RebuildCall struct {
@@ -35,26 +41,35 @@ type RebuildCall struct {
 }
 
 // Rebuild replaces the slot's counters and reservations by what the call says and writes the mark last; until then every
-// Reserve that needs the slot answers StatusRebuild. The caller must keep settlements of the slot away meanwhile.
+// Reserve that needs the slot answers StatusRebuild. The caller must keep settlements of the slot away meanwhile. A Redis that is
+// emptied between two writes, and a caller that was paused for so long that another rebuilds the slot, are noticed: the slot keeps
+// what the other writes, gets no mark from this call, and the error is ErrOvertaken. Only rates may then be charged by both.
 func (s *Scripts) Rebuild(ctx context.Context, c RebuildCall) error {
-	if err := s.rebuildSlot(ctx, c); err != nil {
+	w := &rewrite{Scripts: s, slot: c.Slot, token: uuid.NewString()}
+	if err := w.all(ctx, c); err != nil {
 		return fmt.Errorf("rebuild %s: %w", c.Slot, err)
 	}
 	return nil
 }
 
-func (s *Scripts) rebuildSlot(ctx context.Context, c RebuildCall) error {
-	if err := s.Unmark(ctx, c.Slot); err != nil {
+// rewrite is one Rebuild under way. Its token stands in Redis from its first write to its last, and none is made without it.
+type rewrite struct {
+	*Scripts
+	slot, token string
+}
+
+func (w *rewrite) all(ctx context.Context, c RebuildCall) error {
+	if err := w.begin(ctx); err != nil {
 		return err
 	}
-	if err := s.forgetReservations(ctx, c.Slot, c.WithShared); err != nil {
+	if err := w.forgetReservations(ctx, c.WithShared); err != nil {
 		return err
 	}
-	now, err := s.client.Time(ctx).Result()
+	now, err := w.client.Time(ctx).Result()
 	if err != nil {
 		return err
 	}
-	if err := s.replayRates(ctx, &c); err != nil {
+	if err := w.replayRates(ctx, &c); err != nil {
 		return err
 	}
 	states := withHeld(c)
@@ -64,7 +79,7 @@ func (s *Scripts) rebuildSlot(ctx context.Context, c RebuildCall) error {
 	}
 	for len(states) > 0 || len(records) > 0 {
 		n, m := min(rebuildChunk, len(states)), min(rebuildChunk, len(records))
-		if err := s.rebuildChunk(ctx, c.Slot, states[:n], records[:m]); err != nil {
+		if err := w.write(ctx, rewritten{states: states[:n], records: records[:m]}); err != nil {
 			return err
 		}
 		states, records = states[n:], records[m:]
@@ -77,13 +92,23 @@ func (s *Scripts) rebuildSlot(ctx context.Context, c RebuildCall) error {
 			rates = c.ChargedSince.UnixMicro()
 		}
 	}
-	return s.client.Set(ctx, markKey(c.Slot), fmt.Sprintf("%s %d %d", c.Generation, rates, leases), markTTL).Err()
+	return w.write(ctx, rewritten{mark: fmt.Sprintf("%s %d %d", c.Generation, rates, leases)})
+}
+
+// begin takes the mark away, and from whoever else rebuilds the slot the right to go on.
+func (w *rewrite) begin(ctx context.Context) error {
+	_, err := w.client.TxPipelined(ctx, func(p redis.Pipeliner) error {
+		p.Del(ctx, markKey(w.slot))
+		p.Set(ctx, rebuildingKey(w.slot), w.token, rebuildingTTL)
+		return nil
+	})
+	return err
 }
 
 // forgetReservations removes the records that Redis still has, and the slot's counters that they name: what is held is about
 // to be written absolutely, and a counter that only held what the ledger never heard of would hold it for ever.
-func (s *Scripts) forgetReservations(ctx context.Context, slot string, withShared bool) error {
-	ids, err := s.client.ZRange(ctx, deadlinesKey(slot), 0, -1).Result()
+func (w *rewrite) forgetReservations(ctx context.Context, withShared bool) error {
+	ids, err := w.client.ZRange(ctx, deadlinesKey(w.slot), 0, -1).Result()
 	if err != nil {
 		return err
 	}
@@ -91,25 +116,25 @@ func (s *Scripts) forgetReservations(ctx context.Context, slot string, withShare
 		n := min(rebuildChunk, len(ids))
 		keys := make([]string, n)
 		for i, id := range ids[:n] {
-			keys[i] = reservationKey(slot, id)
+			keys[i] = reservationKey(w.slot, id)
 		}
-		records, err := s.client.MGet(ctx, keys...).Result()
+		records, err := w.client.MGet(ctx, keys...).Result()
 		if err != nil {
 			return err
 		}
 		for _, text := range records {
 			for _, key := range countersOf(text) {
-				if withShared || strings.HasPrefix(key, tag(slot)) {
+				if withShared || strings.HasPrefix(key, tag(w.slot)) {
 					keys = append(keys, key)
 				}
 			}
 		}
-		if err := s.client.Del(ctx, keys...).Err(); err != nil {
+		if err := w.write(ctx, rewritten{forgotten: keys}); err != nil {
 			return err
 		}
 		ids = ids[n:]
 	}
-	return s.client.Del(ctx, deadlinesKey(slot)).Err()
+	return w.write(ctx, rewritten{forgotten: []string{deadlinesKey(w.slot)}})
 }
 
 type heldState struct {
@@ -145,34 +170,49 @@ func withHeld(c RebuildCall) []heldState {
 	return states
 }
 
-func (s *Scripts) rebuildChunk(ctx context.Context, slot string, states []heldState, records []Open) error {
-	args := make([]any, 3, 8+len(states)*9+len(records)*4)
-	args = append(args, deadlinesKey(slot))
-	for i := range states {
-		args = append(args, counterKey(slot, &states[i].Counter))
+// rewritten is what one call of rebuild.lua does: keys that go, then what is written, then the mark, which ends the rebuild.
+type rewritten struct {
+	forgotten []string
+	states    []heldState
+	records   []Open
+	mark      string // "" for none yet
+}
+
+func (w *rewrite) write(ctx context.Context, c rewritten) error {
+	args := make([]any, 3, 16+len(c.forgotten)+len(c.states)*9+len(c.records)*4)
+	args = append(args, deadlinesKey(w.slot), rebuildingKey(w.slot), markKey(w.slot))
+	for i := range c.states {
+		args = append(args, counterKey(w.slot, &c.states[i].Counter))
 	}
-	for i := range records {
-		args = append(args, reservationKey(slot, records[i].ReservationID))
+	for i := range c.records {
+		args = append(args, reservationKey(w.slot, c.records[i].ReservationID))
+	}
+	for _, key := range c.forgotten {
+		args = append(args, key)
 	}
 	keys := len(args) - 3
-	args = append(args, len(states), len(records), recordTTL.Milliseconds())
-	for i := range states {
-		st := &states[i]
+	args = append(args, w.token, c.mark, markTTL.Milliseconds(), len(c.states), len(c.records), recordTTL.Milliseconds())
+	for i := range c.states {
+		st := &c.states[i]
 		args = append(args, st.Version, st.Used.Requests, int64(st.Used.Tokens), int64(st.Used.NanoUSD),
 			st.held.Requests, int64(st.held.Tokens), int64(st.held.NanoUSD), counterTTL(st.Counter.Window).Milliseconds())
 	}
-	for i := range records {
-		r := &records[i]
-		args = append(args, r.ReservationID, r.Deadline.UnixMilli(), record(slot, r))
+	for i := range c.records {
+		r := &c.records[i]
+		args = append(args, r.ReservationID, r.Deadline.UnixMilli(), record(w.slot, r))
 	}
-	reply, err := s.run(ctx, s.rebuild, keys, args)
+	reply, err := w.run(ctx, w.rebuild, keys, args)
 	if err != nil {
 		return err
 	}
-	if r := (replyReader{reply: reply}); r.integer() != 1 {
+	switch r := (replyReader{reply: reply}); r.integer() {
+	case 1:
+		return nil
+	case 0:
+		return ErrOvertaken
+	default:
 		return fmt.Errorf("%w: %v", ErrReply, reply)
 	}
-	return nil
 }
 
 // record is the text that reserve.lua writes for the reservation.

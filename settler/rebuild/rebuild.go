@@ -20,6 +20,11 @@
 // With the generation stands which Redis its marks were written to. When another one answers, because a replica was promoted or
 // the server restarted, its last writes may be missing: the generation is raised, and everything is rebuilt.
 //
+// # Overtaken
+//
+// Redis can be emptied while it is written, and a settler can be paused until Postgres has given its lock to another. Each slot
+// therefore names who writes it, and refuses everybody else: a mark never stands beside counters that were lost or are another's.
+//
 // # Not guaranteed
 //
 // What a gateway has admitted and holds back in its outbox while it is dead, or cut off from NATS, for longer than its presence
