@@ -13,6 +13,7 @@ import (
 
 // A prepaid balance is a budget of 0 in total and grants: exactly what was granted may be spent over all gateways, within a second
 // of the grant, once however often it is asked for, and no more after it was taken back. A grant to a day's budget raises it.
+// Long: one balance, from its first grant to its end.
 func TestGrants(t *testing.T) {
 	t.Parallel()
 	s := system.New(t, system.Options{
@@ -82,6 +83,8 @@ func TestGrants(t *testing.T) {
 	})
 	s.CLI("grant", "revoke", "top-up-2")
 	require.Contains(t, s.CLI("grant", "revoke", "top-up-2"), "as asked for before")
+	_, err = s.TryCLI("grant", "add", "--policy", s.PolicyFile, "--app", system.App, "--limit", "prepaid", "--requests", "500", "--id", "top-up-2")
+	require.ErrorContains(t, err, "was taken back")
 	awaitLimit("prepaid", 3)
 	s.Eventually(2*time.Second, "the second balance to be gone", func() error {
 		if send() == http.StatusOK {

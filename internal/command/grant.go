@@ -146,6 +146,12 @@ func addGrant(c *cobra.Command, ask grantAsk) error {
 		if err != nil {
 			return err
 		}
+		switch taken, _, err := store.GrantEvent(ctx, event.RevocationID(e.Grant.ID)); {
+		case err == nil:
+			return fmt.Errorf("grant %s was taken back, on %s: use another id", e.Grant.ID, day(taken.OccurredAt))
+		case !errors.Is(err, pg.ErrGrantUnknown):
+			return err
+		}
 		said := fmt.Sprintf("grant %s of %s to %s", e.Grant.ID, grantAmount(noted.Grant), noted.Grant.Subject)
 		if noted.ID != e.ID {
 			said += ", as asked for before"

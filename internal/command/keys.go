@@ -88,7 +88,7 @@ func newKey() *cobra.Command {
 		RunE: func(c *cobra.Command, _ []string) error {
 			at, err := parseExpiry(expires, time.Now())
 			if err != nil {
-				return err
+				return fmt.Errorf("--expires: %w", err)
 			}
 			key.ExpiresAt = at
 			return createKey(c, key)
@@ -189,12 +189,12 @@ func parseExpiry(text string, now time.Time) (time.Time, error) {
 	for _, layout := range []string{time.DateOnly, time.RFC3339} {
 		if t, err := time.Parse(layout, text); err == nil {
 			if !t.After(now) {
-				return time.Time{}, fmt.Errorf("--expires %s lies in the past", text)
+				return time.Time{}, fmt.Errorf("%s lies in the past", text)
 			}
 			return t.UTC(), nil
 		}
 	}
-	return time.Time{}, fmt.Errorf("--expires %q is no duration (720h, 30d), date (2027-01-31) or RFC 3339 time", text)
+	return time.Time{}, fmt.Errorf("%q is no duration (720h, 30d), date (2027-01-31) or RFC 3339 time", text)
 }
 
 // changeDirectory changes apps or keys in Postgres and brings the change to the gateways. Postgres is the truth: when NATS

@@ -74,16 +74,18 @@ func TestKeyAndAppErrors(t *testing.T) {
 	env := []string{"DATABASE_URL=" + database, "NATS_URL=" + queue}
 	mustRun(t, env, "app", "create", "checkout")
 	for words, want := range map[string]string{
-		"app create checkout":                            `create app "checkout": app exists already`,
-		"app create a/b":                                 "a/b",
-		"app disable nobody":                             `disable app "nobody": no such app`,
-		"app enable nobody":                              "no such app",
-		"key create --app nobody":                        "no such app",
-		"key create --app checkout --expires never":      `--expires "never" is no duration`,
-		"key create --app checkout --expires 2001-01-01": "--expires 2001-01-01 lies in the past",
-		"key create --app checkout --expires -1h":        "--expires",
-		"key create --app checkout --expires 0d":         "--expires",
-		"key revoke k_unknown":                           `revoke key "k_unknown": no such key`,
+		"app create checkout":                                    `create app "checkout": app exists already`,
+		"app create a/b":                                         "a/b",
+		"app disable nobody":                                     `disable app "nobody": no such app`,
+		"app enable nobody":                                      "no such app",
+		"key create --app nobody":                                "no such app",
+		"key create --app checkout --expires never":              `--expires: "never" is no duration`,
+		"key create --app checkout --expires 2001-01-01":         "--expires: 2001-01-01 lies in the past",
+		"key create --app checkout --expires -1h":                "--expires",
+		"key create --app checkout --expires 0d":                 "--expires",
+		"key revoke k_unknown":                                   `revoke key "k_unknown": no such key`,
+		"rebuild --app=":                                         "--app: is empty",
+		"ledger export --from 2026-11-01 --to 2026-12-01 --app=": "--app: is empty",
 	} {
 		t.Run(words, func(t *testing.T) {
 			t.Parallel()

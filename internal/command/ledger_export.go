@@ -112,6 +112,9 @@ func newLedgerExport() *cobra.Command {
 }
 
 func exportLedger(c *cobra.Command, kind pg.ExportKind, from, to time.Time, app string) error {
+	if err := checkApp(c); err != nil {
+		return err
+	}
 	store, _, err := openStore(c.Context())
 	if err != nil {
 		return err

@@ -29,7 +29,7 @@ func newRebuild() *cobra.Command {
 
 func rebuildRedis(c *cobra.Command, app string, limit time.Duration) error {
 	var config struct{ Connections }
-	if err := readEnv(&config); err != nil {
+	if err := errors.Join(checkApp(c), readEnv(&config)); err != nil {
 		return err
 	}
 	nc, err := nats.Connect(config.NATS.Reveal(), nats.Name("tollgate-rebuild"))

@@ -75,3 +75,11 @@ func group(use, short string, below ...*cobra.Command) *cobra.Command {
 	c.AddCommand(below...)
 	return c
 }
+
+// checkApp refuses --app "": an unset variable of a shell must not mean all apps.
+func checkApp(c *cobra.Command) error {
+	if f := c.Flags().Lookup("app"); f.Changed && f.Value.String() == "" {
+		return errors.New("--app: is empty; name an app, or leave it out for all")
+	}
+	return nil
+}
