@@ -140,4 +140,21 @@ func TestRebuildByHand(t *testing.T) {
 		require.Greater(t, w.generation(), before)
 		w.awaitRedis(500, 0)
 	}
+
+	// An app that has never been judged in Redis is rebuilt alone.
+	unseen := newReservation(time.Minute)
+	for _, kind := range []event.Kind{event.KindReserved, event.KindUsed} {
+		e := w.event(kind, unseen)
+		e.App = "unseen"
+		w.publish(e)
+	}
+	before := w.generation()
+	require.Eventually(t, func() bool {
+		reply, err := w.nc.Request(event.HandRebuildSubject, []byte("unseen"), patience)
+		require.NoError(t, err)
+		var written event.Rebuilt
+		require.NoError(t, json.Unmarshal(reply.Data, &written))
+		return written == event.Rebuilt{Apps: 1, Counters: 1}
+	}, patience, 50*time.Millisecond)
+	require.Equal(t, before, w.generation())
 }

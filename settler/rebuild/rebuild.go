@@ -127,8 +127,8 @@ func (r *Rebuilder) slot(ctx context.Context, slot string) (written event.Rebuil
 	ctx, cancel := context.WithTimeoutCause(ctx, timeout, errors.New("rebuild: took more than 30 s"))
 	defer cancel()
 	if slot != lua.SharedSlot {
-		if alone, err := r.alone(ctx, slot, generation); err != nil || alone {
-			return event.Rebuilt{Apps: 1}, err
+		if written, done, err := r.alone(ctx, slot, generation); err != nil || done {
+			return written, err
 		}
 	}
 	return r.everything(ctx, slot)
@@ -156,47 +156,47 @@ func (r *Rebuilder) ByHand(ctx context.Context, app string) (event.Rebuilt, erro
 	return r.slot(ctx, app)
 }
 
-// alone rebuilds an app that holds nothing; false when it may hold something. The shared mark stands: Redis was not emptied, and
-// the generation stays. Nobody judges the app while its mark is missing, so the barrier need not keep anybody from it.
-func (r *Rebuilder) alone(ctx context.Context, app, generation string) (bool, error) {
+// alone rebuilds an app that holds nothing; it is not done when the app may hold something. The shared mark stands: Redis was not
+// emptied, and the generation stays. Nobody judges the app while its mark is missing, so the barrier need not keep anybody from it.
+func (r *Rebuilder) alone(ctx context.Context, app, generation string) (written event.Rebuilt, done bool, err error) {
 	if gone, err := r.missing(ctx, lua.SharedSlot, generation); err != nil || gone {
-		return false, err
+		return written, false, err
 	}
 	if joined, err := r.Scripts.Joined(ctx, app); err != nil || joined {
-		return false, err
+		return written, false, err
 	}
 	if err := r.quiet(ctx, generation); err != nil {
-		return false, err
+		return written, false, err
 	}
 	session, err := r.Store.Rebuilding(ctx)
 	if err != nil {
-		return false, err
+		return written, false, err
 	}
 	defer session.Close(ctx)
 	known, err := r.read(ctx, session, app)
 	if err != nil || len(known.open) > 0 {
-		return false, err // admitted without Redis
+		return written, false, err // admitted without Redis
 	}
 	if gone, err := r.missing(ctx, lua.SharedSlot, generation); err != nil || gone {
-		return false, err // Redis was emptied meanwhile
+		return written, false, err // Redis was emptied meanwhile
 	}
 	if gone, err := r.missing(ctx, app, generation); err != nil || !gone {
-		return true, err // another settler was faster
+		return written, true, err // another settler was faster
 	}
 	rates, err := r.readRates(ctx, session, app)
 	if err != nil {
-		return false, err
+		return written, false, err
 	}
 	if err := r.Scripts.Join(ctx, app); err != nil {
-		return false, err
+		return written, false, err
 	}
 	if err := r.write(ctx, app, generation, known, rates, false); err != nil {
-		return false, err
+		return written, false, err
 	}
 	// What was settled without the app's mark did not reach the shared counters either.
 	r.Refresh(app)
 	r.Log.Info("app's counters rebuilt", "app", app)
-	return true, nil
+	return event.Rebuilt{Apps: 1, Counters: len(known.budgets)}, true, nil
 }
 
 // Distrust has everything rebuilt, and nothing judged until then: Redis and Postgres are no longer of one history.
