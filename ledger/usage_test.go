@@ -32,7 +32,8 @@ func TestClassesAreTheFieldsOfUsage(t *testing.T) {
 	t.Parallel()
 	var u Usage
 	fields := distinct(&u)
-	require.Equal(t, fields, len(u.Classes())+len(u.Calls.Classes()))
+	tokens, tools := u.Classes(), u.Calls.Classes()
+	require.Equal(t, fields, len(tokens[:])+len(tools[:]))
 	text, err := json.Marshal(u)
 	require.NoError(t, err)
 	var named map[string]json.RawMessage

@@ -21,7 +21,7 @@ type run struct {
 	plan    plan
 	seen    watch
 	refused atomic.Int64 // calls of the app whose budget was used up
-	replica *replica
+	replica *system.Replica
 	losses  []span // in which Redis took writes that its replica lacked
 	pushes  []push
 	owed    bool // a policy is to be pushed

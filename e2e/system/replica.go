@@ -31,7 +31,7 @@ func (s *System) Lag() *Replica {
 	host, port, _ := strings.Cut(link.Addr, ":")
 	require.NoError(s.t, client.ConfigSet(ctx, "repl-diskless-load", "swapdb").Err())
 	require.NoError(s.t, s.RedisClient.ConfigSet(ctx, "repl-diskless-sync-delay", "0").Err())
-	require.NoError(s.t, client.SlaveOf(ctx, host, port).Err())
+	require.NoError(s.t, client.ReplicaOf(ctx, host, port).Err())
 	s.Eventually(20*time.Second, "the replica is in step", func() error {
 		info, err := client.Info(ctx, "replication").Result()
 		if err == nil && !strings.Contains(info, "master_link_status:up") {
@@ -50,6 +50,6 @@ func (r *Replica) Promote() {
 	require.NoError(s.t, s.Redis.Kill())
 	client := redis.NewClient(&redis.Options{Addr: r.server.Addr(), MaxRetries: -1})
 	defer client.Close()
-	require.NoError(s.t, client.SlaveOf(s.t.Context(), "NO", "ONE").Err())
+	require.NoError(s.t, client.ReplicaOf(s.t.Context(), "NO", "ONE").Err())
 	s.FailOver(r.server)
 }
