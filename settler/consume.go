@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -20,11 +21,7 @@ const stallCheck = 5 * time.Second
 
 // ensureConsumer makes the stream and the consumer, or brings them to the configuration. Idempotent.
 func (s *Settler) ensureConsumer(ctx context.Context) (jetstream.Consumer, error) {
-	stream, err := s.js.CreateOrUpdateStream(ctx, jetstream.StreamConfig{
-		Name: event.Stream, Subjects: []string{event.Subjects}, Storage: jetstream.FileStorage, Retention: jetstream.LimitsPolicy,
-		Discard: jetstream.DiscardNew, Duplicates: 2 * time.Minute, MaxAge: s.config.MaxAge, Replicas: s.config.Replicas,
-		AllowDirect: true,
-	})
+	stream, err := s.ensureStream(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("stream %s: %w", event.Stream, err)
 	}
@@ -50,6 +47,31 @@ func (s *Settler) ensureConsumer(ctx context.Context) (jetstream.Consumer, error
 		return nil, fmt.Errorf("consumer %s: %w", Consumer, err)
 	}
 	return consumer, nil
+}
+
+// ensureStream writes the stream's configuration only where it differs: settlers start often, and side by side.
+func (s *Settler) ensureStream(ctx context.Context) (jetstream.Stream, error) {
+	config := jetstream.StreamConfig{
+		Name: event.Stream, Subjects: []string{event.Subjects}, Storage: jetstream.FileStorage, Retention: jetstream.LimitsPolicy,
+		Discard: jetstream.DiscardNew, Duplicates: 2 * time.Minute, MaxAge: s.config.MaxAge, Replicas: s.config.Replicas,
+		AllowDirect: true,
+	}
+	stream, err := s.js.Stream(ctx, event.Stream)
+	switch {
+	case err == nil && asConfigured(stream.CachedInfo().Config, config):
+		return stream, nil
+	case err == nil || errors.Is(err, jetstream.ErrStreamNotFound):
+		return s.js.CreateOrUpdateStream(ctx, config)
+	default:
+		return nil, err
+	}
+}
+
+// asConfigured compares what a configuration sets; the server fills in the rest.
+func asConfigured(present, config jetstream.StreamConfig) bool {
+	return slices.Equal(present.Subjects, config.Subjects) && present.Retention == config.Retention && present.Discard == config.Discard &&
+		present.Duplicates == config.Duplicates && present.MaxAge == config.MaxAge && max(present.Replicas, 1) == max(config.Replicas, 1) &&
+		present.AllowDirect == config.AllowDirect
 }
 
 // consume keeps messages coming until ctx ends. A consumer that is gone, or stands still while messages wait, is opened anew.

@@ -89,7 +89,9 @@ func LogCommands(t testing.TB, client redis.UniversalClient) {
 // is longer than 128 bytes.
 func LoggedScripts(t testing.TB, client redis.UniversalClient) (commands [][]string) {
 	t.Helper()
-	entries, err := client.SlowLogGet(redisContext(t), loggedCommands).Result()
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), time.Minute) // a log of megabytes, on a machine that is busy
+	defer cancel()
+	entries, err := client.SlowLogGet(ctx, loggedCommands).Result()
 	if err != nil {
 		t.Fatalf("read the log of commands: %v", err)
 	}

@@ -11,6 +11,7 @@ import (
 
 	"tollgate/ledger/keys"
 	"tollgate/ledger/pg"
+	"tollgate/settler/buckets"
 )
 
 // Sync brings the bucket to what Postgres says. It is safe for concurrent use, also by several processes.
@@ -25,9 +26,9 @@ func NewSync(store *pg.Store, js jetstream.JetStream) *Sync { return &Sync{store
 // Run makes the bucket if it is missing and writes every entry that is missing or differs. It is how a change of an app or a
 // key reaches the gateways at once, and how a lost bucket comes back.
 func (s *Sync) Run(ctx context.Context) error {
-	bucket, err := s.js.CreateOrUpdateKeyValue(ctx, jetstream.KeyValueConfig{Bucket: keys.Bucket, Description: "API keys by the hash of their secret"})
+	bucket, err := buckets.Open(ctx, s.js, jetstream.KeyValueConfig{Bucket: keys.Bucket, Description: "API keys by the hash of their secret"})
 	if err != nil {
-		return fmt.Errorf("bucket %s: %w", keys.Bucket, err)
+		return err
 	}
 	// The bucket is read before Postgres, and written by revision: an entry that somebody changed in between is newer than
 	// what is about to be read here, and is left alone.

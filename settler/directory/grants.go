@@ -10,14 +10,15 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"tollgate/ledger/event"
+	"tollgate/settler/buckets"
 )
 
 // RunGrants makes the bucket of grants if it is missing and brings it to the grants in force by Postgres: those that are taken
 // back or have lapsed leave it.
 func (s *Sync) RunGrants(ctx context.Context) error {
-	bucket, err := s.js.CreateOrUpdateKeyValue(ctx, jetstream.KeyValueConfig{Bucket: event.GrantsBucket, Description: "grants in force"})
+	bucket, err := buckets.Open(ctx, s.js, jetstream.KeyValueConfig{Bucket: event.GrantsBucket, Description: "grants in force"})
 	if err != nil {
-		return fmt.Errorf("bucket %s: %w", event.GrantsBucket, err)
+		return err
 	}
 	entries, err := read(ctx, bucket) // before Postgres, as in Run
 	if err != nil {

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"tollgate/ledger/event"
+	"tollgate/settler/buckets"
 )
 
 const (
@@ -52,13 +53,7 @@ func (b *Barrier) Ensure(ctx context.Context) error {
 }
 
 func (b *Barrier) bucket(ctx context.Context) (jetstream.KeyValue, error) {
-	bucket, err := b.js.CreateOrUpdateKeyValue(ctx, jetstream.KeyValueConfig{
-		Bucket: event.PresenceBucket, TTL: event.PresenceTTL, Replicas: b.replicas,
-	})
-	if err != nil {
-		return nil, fmt.Errorf("bucket %s: %w", event.PresenceBucket, err)
-	}
-	return bucket, nil
+	return buckets.Open(ctx, b.js, jetstream.KeyValueConfig{Bucket: event.PresenceBucket, TTL: event.PresenceTTL, Replicas: b.replicas})
 }
 
 // Pass returns when every live gateway has adopted the generation and has nothing of before that the stream does not have.

@@ -11,6 +11,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"tollgate/ledger/event"
+	"tollgate/settler/buckets"
 )
 
 // Generations are the numbers that marks name, kept where every gateway and settler can read them. A generation serves for one
@@ -29,11 +30,11 @@ func NewGenerations(js jetstream.JetStream, replicas int, now func() time.Time) 
 
 // Ensure makes the bucket and the first generation where there is none.
 func (g *Generations) Ensure(ctx context.Context) error {
-	bucket, err := g.js.CreateOrUpdateKeyValue(ctx, jetstream.KeyValueConfig{Bucket: event.ControlBucket, Replicas: g.replicas})
+	control, err := buckets.Open(ctx, g.js, jetstream.KeyValueConfig{Bucket: event.ControlBucket, Replicas: g.replicas})
 	if err != nil {
-		return fmt.Errorf("bucket %s: %w", event.ControlBucket, err)
+		return err
 	}
-	if _, err := bucket.Create(ctx, event.GenerationKey, []byte(g.after(""))); err != nil && !errors.Is(err, jetstream.ErrKeyExists) {
+	if _, err := control.Create(ctx, event.GenerationKey, []byte(g.after(""))); err != nil && !errors.Is(err, jetstream.ErrKeyExists) {
 		return fmt.Errorf("make generation: %w", err)
 	}
 	return nil
