@@ -63,7 +63,11 @@ func TestPostgresRestoredFromADump(t *testing.T) {
 	backup, restore, after := restoreCommands(t)
 	dir := t.TempDir()
 
-	stop := system.Traffic(8, pacing(spread(t, s, key, mixed)))
+	call := spread(t, s, key, mixed)
+	stop := system.Traffic(8, func(i int) system.Answer {
+		time.Sleep(40 * time.Millisecond) // some of the budget must be left when Postgres is lost, however quick the machine
+		return call(i)
+	})
 	const seals, events = `SELECT count(*) FROM seals`, `SELECT count(*) FROM events`
 	more := func(query string, than int64) {
 		s.Eventually(20*time.Second, "the ledger grows", func() error {

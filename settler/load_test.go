@@ -2,6 +2,8 @@ package settler_test
 
 import (
 	"context"
+	"fmt"
+	"strconv"
 	"sync"
 	"testing"
 	"time"
@@ -66,6 +68,13 @@ func TestRedisEmptiedUnderLoad(t *testing.T) {
 		}
 	}
 	w.awaitRedis(clients*requests*500, 0)
+	w.eventually(func() error { // an ending may be settled before its opening
+		n, err := w.scan(`SELECT count(*)::text FROM events`)
+		if err == nil && n != strconv.Itoa(2*clients*requests) {
+			err = fmt.Errorf("%s events are settled", n)
+		}
+		return err
+	})
 	w.requireVerified("")
 	require.Zero(t, w.metric("tollgate_settler_negative_held_total"))
 }
