@@ -2,31 +2,10 @@ package settler
 
 import (
 	"context"
-	"encoding/json"
 	"time"
 
-	"github.com/nats-io/nats.go"
-
-	"tollgate/ledger/event"
 	"tollgate/lua"
 )
-
-// serveHandRebuilds rebuilds although nothing is known to be missing.
-func (s *Settler) serveHandRebuilds(ctx context.Context) error {
-	return s.serve(ctx, event.HandRebuildSubject, func(request *nats.Msg) {
-		written, err := s.rebuild.ByHand(ctx, string(request.Data))
-		if err != nil {
-			s.log.Warn("rebuild by hand failed", "app", string(request.Data), "error", err)
-			written.Error = err.Error()
-		}
-		answer, err := json.Marshal(written)
-		if err != nil {
-			s.log.Error("answer cannot be encoded", "error", err)
-			return
-		}
-		s.respond(request, string(answer))
-	})
-}
 
 // comparePause is the least time between two apps that are compared.
 const comparePause = 50 * time.Millisecond

@@ -2,6 +2,7 @@ package settler
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"time"
@@ -50,6 +51,23 @@ func (s *Settler) serveRebuilds(ctx context.Context) error {
 			}
 		}
 	}
+}
+
+// serveHandRebuilds rebuilds although nothing is known to be missing.
+func (s *Settler) serveHandRebuilds(ctx context.Context) error {
+	return s.serve(ctx, event.HandRebuildSubject, func(request *nats.Msg) {
+		written, err := s.rebuild.ByHand(ctx, string(request.Data))
+		if err != nil {
+			s.log.Warn("rebuild by hand failed", "app", string(request.Data), "error", err)
+			written.Error = err.Error()
+		}
+		answer, err := json.Marshal(written)
+		if err != nil {
+			s.log.Error("answer cannot be encoded", "error", err)
+			return
+		}
+		s.respond(request, string(answer))
+	})
 }
 
 func (s *Settler) serve(ctx context.Context, subject string, handle func(*nats.Msg)) error {

@@ -33,7 +33,8 @@ func state(row *Row) {
 }
 
 // stateTiers writes down service tiers. OpenAI, Anthropic and Google serve a batch at half of the usual price, OpenAI also flex.
-// Anthropic's priority tier is bought beforehand: its tokens cost the usual price.
+// Anthropic's priority tier is bought beforehand: its tokens cost the usual price. These shares were not taken from a dated copy
+// of the price lists and must be checked against them before anybody bills by them; priority prices come from openAIPriority.
 func stateTiers(row *Row) {
 	switch row.Provider {
 	case "openai":
@@ -111,7 +112,8 @@ func (p priority) prices() Prices {
 	}
 }
 
-// stateCalls writes down what providers bill by the call and the source does not list, from their price lists of 2026: OpenAI ten
+// stateCalls writes down what providers bill by the call and the source does not list. As with stateTiers, no dated copy of the
+// price lists stands behind these figures, and they must be checked: OpenAI ten
 // dollars for a thousand web searches, two and a half for a thousand file searches, three cents for a container; Google thirty-five
 // dollars for a thousand searches, fourteen from its third generation on, whatever is left of what it gives away.
 func stateCalls(row *Row) {

@@ -15,7 +15,7 @@ func Open(ctx context.Context, js jetstream.JetStream, config jetstream.KeyValue
 	bucket, err := js.KeyValue(ctx, config.Bucket)
 	if err == nil {
 		var fits bool
-		if fits, err = as(ctx, bucket, config); err == nil && fits {
+		if fits, err = asConfigured(ctx, bucket, config); err == nil && fits {
 			return bucket, nil
 		}
 	}
@@ -28,7 +28,8 @@ func Open(ctx context.Context, js jetstream.JetStream, config jetstream.KeyValue
 	return bucket, nil
 }
 
-func as(ctx context.Context, bucket jetstream.KeyValue, config jetstream.KeyValueConfig) (bool, error) {
+// asConfigured compares what Open promises; the server fills in the rest.
+func asConfigured(ctx context.Context, bucket jetstream.KeyValue, config jetstream.KeyValueConfig) (bool, error) {
 	status, err := bucket.Status(ctx)
 	if err != nil {
 		return false, err
