@@ -27,31 +27,42 @@ func (g *Gateway) watchPushed(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return admission.Watch(ctx, bucket, func(entry jetstream.KeyValueEntry) {
-		switch {
-		case entry == nil || entry.Operation() != jetstream.KeyValuePut:
-		case entry.Key() == policy.BucketKey && g.follow:
-			g.takePolicy(ctx, entry.Value())
-		case entry.Key() == policy.PricesKey:
-			g.takePrices(entry.Value())
-		}
-	})
+	return admission.Watch(ctx, bucket, func(entry jetstream.KeyValueEntry) { g.takePushed(ctx, entry) })
 }
 
-// readPrices takes what was published before this gateway began, so that not one request is judged without it. Where NATS does
-// not answer soon, watching will find it.
-func (g *Gateway) readPrices(ctx context.Context) {
-	ctx, cancel := context.WithTimeoutCause(ctx, 2*time.Second, errors.New("read published prices: NATS did not answer in time"))
+// readPushed takes what was pushed before this gateway serves, also while it was starting, so that not one request is judged
+// without it. Where NATS does not answer soon, watching will find it.
+func (g *Gateway) readPushed(ctx context.Context) {
+	ctx, cancel := context.WithTimeoutCause(ctx, 2*time.Second, errors.New("read pushed policy and prices: NATS did not answer in time"))
 	defer cancel()
 	bucket, err := PolicyBucket(ctx, g.js)
 	if err == nil {
-		var entry jetstream.KeyValueEntry
-		if entry, err = bucket.Get(ctx, policy.PricesKey); err == nil {
-			g.takePrices(entry.Value())
-		}
+		err = errors.Join(g.readKey(ctx, bucket, policy.PricesKey), g.readKey(ctx, bucket, policy.BucketKey))
 	}
-	if err != nil && !errors.Is(err, jetstream.ErrKeyNotFound) {
-		g.log.Warn("published prices cannot be read yet", "error", err)
+	if err != nil {
+		g.log.Warn("pushed policy and prices cannot be read yet", "error", err)
+	}
+}
+
+func (g *Gateway) readKey(ctx context.Context, bucket jetstream.KeyValue, key string) error {
+	entry, err := bucket.Get(ctx, key)
+	switch {
+	case errors.Is(err, jetstream.ErrKeyNotFound):
+		return nil
+	case err != nil:
+		return fmt.Errorf("key %s: %w", key, err)
+	}
+	g.takePushed(ctx, entry)
+	return nil
+}
+
+func (g *Gateway) takePushed(ctx context.Context, entry jetstream.KeyValueEntry) {
+	switch {
+	case entry == nil || entry.Operation() != jetstream.KeyValuePut:
+	case entry.Key() == policy.BucketKey && g.follow:
+		g.takePolicy(ctx, entry.Value())
+	case entry.Key() == policy.PricesKey:
+		g.takePrices(entry.Value())
 	}
 }
 

@@ -201,7 +201,7 @@ func (g *Gateway) Run(ctx context.Context, listener net.Listener) error {
 	g.filler.before(ctx, g.admission.Policy())
 	g.filler.follow(g.admission.Policy())
 	g.announce()
-	g.readPrices(ctx)
+	g.readPushed(ctx)
 	background.Go(func() error { return g.followPushed(work) })
 	server := &http.Server{
 		Handler: g.Handler(), ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 3 * time.Minute,

@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -194,6 +195,28 @@ func TestConfig(t *testing.T) {
 	for _, name := range []string{"LIMITER_TIMEOUT", "UPSTREAM_DIAL_TIMEOUT", "UPSTREAM_HEADER_TIMEOUT", "SHUTDOWN_TIMEOUT", "REFUSALS_EVERY", "MAX_BODY_BYTES"} {
 		require.ErrorContains(t, err, "TOLLGATE_"+name)
 	}
+}
+
+// A policy that was pushed while a gateway was starting judges its first request.
+func TestPolicyPushedWhileStartingJudgesTheFirstRequest(t *testing.T) {
+	t.Parallel()
+	w := begin(t, plain)
+	w.follow = true
+	bucket, err := PolicyBucket(t.Context(), w.js)
+	require.NoError(t, err)
+	pushed := strings.Replace(policyText(w), "app-day", "pushed", 1)
+	_, err = bucket.PutString(t.Context(), policy.BucketKey, pushed)
+	require.NoError(t, err)
+	w.run(roomy)
+	require.Equal(t, `"pushed";q=1000000`, w.chat("").Header.Get("Ratelimit-Policy"))
+	stack.Eventually(t, func() error {
+		if !strings.Contains(w.logs.String(), "gateway is serving") {
+			return errors.New("not serving yet")
+		}
+		return nil
+	})
+	before, _, _ := strings.Cut(w.logs.String(), "gateway is serving")
+	require.Contains(t, before, "policy in force")
 }
 
 // A pushed policy comes into force, also one that is pushed into a bucket that had to be made anew.
