@@ -124,8 +124,10 @@ func (p *posting) project(ctx context.Context, tx pgx.Tx, batch []Received, conf
 	p.collectBudgets()
 	p.collectGrants()
 
+	if err := p.insertTransfers(ctx, tx); err != nil {
+		return err
+	}
 	out := &pgx.Batch{}
-	p.queueTransfers(out)
 	queueSmall(out, p.fresh, conflicts)
 	p.queueBudgets(out)
 	queueProducers(out, p.fresh, conflicts)
@@ -143,7 +145,6 @@ type touch struct {
 	reserved *event.Event // the Reserved event of the batch, new or not
 	released bool         // a new Released event is in the batch
 	row      reservationRow
-	existing bool         // the row was there before this batch
 	undone   *event.Event // the Expired event whose charge this batch takes back
 }
 

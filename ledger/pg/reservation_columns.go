@@ -1,6 +1,6 @@
 package pg
 
-// The columns of a reservation, in the order of reservationArgs: texts, then numbers, then the rest. They travel as one array
+// The columns of a reservation, in the order of reservationArrays: texts, then numbers, then the rest. Changes travel as one array
 // per column, so that one prepared statement serves batches of any size.
 const (
 	reservationColumns = `

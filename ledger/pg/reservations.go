@@ -70,57 +70,23 @@ func rankOfState(state string) int {
 	}
 }
 
-// writeReservations brings the row of every touched reservation to the state that all events known so far fold to.
+// writeReservations brings the row of every touched reservation to the state that all events known so far fold to: new rows by
+// COPY, those that were there before by an update where a new event outranks what they say.
 func (p *posting) writeReservations(ctx context.Context, tx pgx.Tx) error {
-	const insert = `
-INSERT INTO reservations (` + reservationColumns + `)
-SELECT ` + reservationValues + ` FROM ` + reservationUnnest + `
-ON CONFLICT (reservation_id, day) DO NOTHING
-RETURNING reservation_id`
-	var fresh []*touch
-	for _, t := range p.touched {
-		t.existing = true
-		if t.freshTop != nil {
-			t.row = rowOf(t.freshTop, t.released)
-			fresh = append(fresh, t)
-		}
-	}
-	if len(fresh) > 0 {
-		rows, err := tx.Query(ctx, insert, reservationArgs(fresh)...)
-		if err != nil {
-			return fmt.Errorf("insert reservations: %w", err)
-		}
-		inserted, err := pgx.CollectRows(rows, pgx.RowTo[string])
-		if err != nil {
-			return fmt.Errorf("insert reservations: %w", err)
-		}
-		isNew := make(map[string]bool, len(inserted))
-		for _, id := range inserted {
-			isNew[id] = true
-		}
-		for _, t := range fresh {
-			t.existing = !isNew[t.id]
-		}
-	}
-	return p.changeReservations(ctx, tx)
-}
-
-// changeReservations locks the rows that were there before and replaces those that a new event outranks.
-func (p *posting) changeReservations(ctx context.Context, tx pgx.Tx) error {
 	before, err := p.lockReservations(ctx, tx)
-	if err != nil || len(before) == 0 {
+	if err != nil {
 		return err
 	}
-	var replaced []*touch
+	var made, replaced []*touch
 	var undone, flagged []string
 	for _, t := range p.touched {
-		if !t.existing {
-			continue
-		}
 		old, found := before[t.id]
 		switch {
-		case !found:
+		case !found && t.freshTop == nil:
 			return fmt.Errorf("reservation %s has events but no row", t.id)
+		case !found:
+			t.row = rowOf(t.freshTop, t.released)
+			made = append(made, t)
 		case t.freshTop == nil || rank(t.freshTop.Kind) < rankOfState(old.state):
 			t.row = old
 			if t.released && old.state == stateSettled {
@@ -136,6 +102,9 @@ func (p *posting) changeReservations(ctx context.Context, tx pgx.Tx) error {
 	}
 	if err := p.loadUndone(ctx, tx, undone); err != nil {
 		return err
+	}
+	if err := copyRows(ctx, tx, "reservations", reservationColumns, len(made), append(reservationArrays(made), flagsOf(made))); err != nil {
+		return fmt.Errorf("insert reservations: %w", err)
 	}
 	return updateReservations(ctx, tx, replaced, flagged)
 }
@@ -167,16 +136,13 @@ FROM unnest($1::text[], $2::date[]) AS k (reservation_id, day)
 JOIN reservations r ON r.reservation_id = k.reservation_id AND r.day = k.day
 ORDER BY r.reservation_id
 FOR UPDATE OF r`
-	var ids []string
-	var days []time.Time
-	for _, t := range p.touched {
-		if t.existing {
-			ids, days = append(ids, t.id), append(days, day(t.id))
-		}
-	}
-	before := make(map[string]reservationRow, len(ids))
-	if len(ids) == 0 {
+	before := map[string]reservationRow{}
+	if len(p.touched) == 0 {
 		return before, nil
+	}
+	ids, days := make([]string, len(p.touched)), make([]time.Time, len(p.touched))
+	for i, t := range p.touched {
+		ids[i], days[i] = t.id, day(t.id)
 	}
 	rows, err := tx.Query(ctx, query, ids, days)
 	if err != nil {
@@ -204,7 +170,7 @@ UPDATE reservations r SET flags = array_append(r.flags, $3)
 FROM unnest($1::text[], $2::date[]) AS k (reservation_id, day)
 WHERE r.reservation_id = k.reservation_id AND r.day = k.day`
 	if len(replaced) > 0 {
-		if _, err := tx.Exec(ctx, update, reservationArgs(replaced)...); err != nil {
+		if _, err := tx.Exec(ctx, update, append(reservationArrays(replaced), joinedFlags(replaced))...); err != nil {
 			return fmt.Errorf("update reservations: %w", err)
 		}
 	}
@@ -223,8 +189,8 @@ WHERE r.reservation_id = k.reservation_id AND r.day = k.day`
 // flagSeparator joins the flags of one row in an array of rows: unnest would flatten an array of arrays.
 const flagSeparator = "\x1f"
 
-// reservationArgs are the parameters of reservationUnnest, in its order.
-func reservationArgs(touches []*touch) []any {
+// reservationArrays are the columns of the touched reservations but for their flags, in the order of reservationColumns.
+func reservationArrays(touches []*touch) []any {
 	n := len(touches)
 	texts := make([][]string, 20)
 	for i := range texts {
@@ -277,7 +243,7 @@ func reservationArgs(touches []*touch) []any {
 	for _, column := range numbers {
 		args = append(args, column)
 	}
-	return append(args, days, reserved, deadlines, ended, streamed, upstreamIDs(touches), joinedFlags(touches))
+	return append(args, days, reserved, deadlines, ended, streamed, upstreamIDs(touches))
 }
 
 func upstreamIDs(touches []*touch) []string {
@@ -288,6 +254,17 @@ func upstreamIDs(touches []*touch) []string {
 		}
 	}
 	return ids
+}
+
+func flagsOf(touches []*touch) [][]string {
+	flags := make([][]string, len(touches))
+	for i, t := range touches {
+		flags[i] = make([]string, len(t.row.flags))
+		for j, flag := range t.row.flags {
+			flags[i][j] = clean(flag)
+		}
+	}
+	return flags
 }
 
 // joinedFlags gives NULL for no flags, because an empty text would become one empty flag.

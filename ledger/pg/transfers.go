@@ -71,23 +71,15 @@ func correction(cause, expired *event.Event) transfer {
 	}
 }
 
-func (p *posting) queueTransfers(out *pgx.Batch) {
-	const insert = `
-INSERT INTO transfers (event_id, kind, day, debit_account_id, credit_account_id, amount_nanousd, reservation_id, price_row,
-    components, linked_transfer, occurred_at, utc_day)
-SELECT n.event_id, n.kind, n.day, n.debit, n.credit, n.amount, n.reservation_id, n.price_row, n.components, n.linked,
-    n.occurred_at, (n.occurred_at AT TIME ZONE 'UTC')::date
-FROM unnest($1::text[], $2::text[], $3::date[], $4::bigint[], $5::bigint[], $6::bigint[], $7::text[], $8::text[], $9::json[],
-    $10::text[], $11::timestamptz[])
-    AS n (event_id, kind, day, debit, credit, amount, reservation_id, price_row, components, linked, occurred_at)`
+// insertTransfers writes the batch's transfers. Their causes are new events, so none of them is there already.
+func (p *posting) insertTransfers(ctx context.Context, tx pgx.Tx) error {
+	const columns = `event_id, kind, day, debit_account_id, credit_account_id, amount_nanousd, reservation_id, price_row,
+    components, linked_transfer, occurred_at, utc_day`
 	n := len(p.transfer)
-	if n == 0 {
-		return
-	}
 	ids, kinds, days := make([]string, n), make([]string, n), make([]time.Time, n)
 	debits, credits, amounts := make([]int64, n), make([]int64, n), make([]int64, n)
 	reservations, prices, components := make([]*string, n), make([]string, n), make([]*string, n)
-	linked, times := make([]*string, n), make([]time.Time, n)
+	linked, times, utcDays := make([]*string, n), make([]time.Time, n), make([]time.Time, n)
 	for i, x := range p.transfer {
 		ids[i], kinds[i], days[i] = clean(x.cause.ID), x.kind, day(x.cause.ID)
 		debits[i], credits[i], amounts[i] = p.store.account(x.debit), p.store.account(x.credit), int64(x.amount)
@@ -95,9 +87,15 @@ FROM unnest($1::text[], $2::text[], $3::date[], $4::bigint[], $5::bigint[], $6::
 		if r := x.cause.Reservation; r != nil {
 			reservations[i] = &r.ID
 		}
-		linked[i], times[i] = x.linked, x.occurredAt
+		linked[i], times[i], utcDays[i] = x.linked, x.occurredAt, x.occurredAt.UTC()
 	}
-	out.Queue(insert, ids, kinds, days, debits, credits, amounts, reservations, prices, components, linked, times)
+	err := copyRows(ctx, tx, "transfers", columns, n, []any{
+		ids, kinds, days, debits, credits, amounts, reservations, prices, components, linked, times, utcDays,
+	})
+	if err != nil {
+		return fmt.Errorf("insert transfers: %w", err)
+	}
+	return nil
 }
 
 // accountsOf names the accounts, by kind, that the batch's transfers can need. A correction needs those of the expiry, which
