@@ -46,7 +46,11 @@ func (g *generation) appendPlain(dst []byte) []byte {
 		dst = appendInt(append(dst, `{"index":`...), int64(i))
 		if chat {
 			dst = appendWords(append(dst, `,"message":{"role":"assistant","content":"`...), 0, words)
-			dst = append(dst, `","refusal":null,"annotations":[]},"logprobs":null,"finish_reason":"`...)
+			dst = append(dst, `","refusal":null,"annotations":[]`...)
+			if g.usesTool() {
+				dst = append(g.appendCall(append(dst, `,"tool_calls":[{`...), i, toolArguments), "}]"...)
+			}
+			dst = append(dst, `},"logprobs":null,"finish_reason":"`...)
 		} else {
 			dst = appendWords(append(dst, `,"text":"`...), 0, words)
 			dst = append(dst, `","logprobs":null,"finish_reason":"`...)
@@ -58,6 +62,13 @@ func (g *generation) appendPlain(dst []byte) []byte {
 		dst = g.appendUsage(append(dst, `,"usage":`...))
 	}
 	return append(dst, "}\n"...)
+}
+
+// appendCall writes the call of a function by a choice of a chat, without its braces.
+func (g *generation) appendCall(dst []byte, choice int, arguments string) []byte {
+	dst = append(append(append(dst, `"id":"call_`...), g.key.String()...), '_')
+	dst = appendQuoted(append(appendInt(dst, int64(choice)), `","type":"function","function":{"name":`...), g.tool.name)
+	return append(appendQuoted(append(dst, `,"arguments":`...), arguments), '}')
 }
 
 // appendHead writes the fields that an answer and each of its chunks begin with.
@@ -136,9 +147,24 @@ func (e *events) appendPiece(dst []byte, choice int, from, to int64) []byte {
 	return e.appendClose(dst)
 }
 
+// appendTool writes the call of a function in two chunks, as a chat that is streamed brings it.
+func (e *events) appendTool(dst []byte, choice int) []byte {
+	begin := func(dst []byte) []byte {
+		dst = appendInt(append(append(dst, e.head...), `{"index":`...), int64(choice))
+		return append(dst, `,"delta":{"tool_calls":[{"index":0,`...)
+	}
+	const end = `}]},"logprobs":null,"finish_reason":null}]`
+	dst = e.appendClose(append(e.g.appendCall(begin(dst), choice, ""), end...))
+	dst = appendQuoted(append(begin(dst), `"function":{"arguments":`...), toolArguments)
+	return e.appendClose(append(dst, "}"+end...))
+}
+
 // appendEnd writes each choice's end, the usage where it was asked for, and [DONE].
 func (e *events) appendEnd(dst []byte) []byte {
 	for i := range e.g.choices {
+		if e.g.does == endpointChat && e.g.usesTool() {
+			dst = e.appendTool(dst, i)
+		}
 		dst = appendInt(append(append(dst, e.head...), `{"index":`...), int64(i))
 		if e.g.does == endpointChat {
 			dst = append(dst, `,"delta":{},"logprobs":null,"finish_reason":"`...)

@@ -13,19 +13,16 @@ const (
 	endpointCompletions
 	endpointEmbeddings
 	endpointMessages
+	endpointResponses
+	endpointGenerate // content of Gemini's
+	endpointEmbed    // embeddings of Gemini's
+	endpointImages
 )
 
 func (e endpoint) String() string {
-	switch e {
-	case endpointChat:
-		return "chat/completions"
-	case endpointCompletions:
-		return "completions"
-	case endpointMessages:
-		return "messages"
-	default:
-		return "embeddings"
-	}
+	return [...]string{
+		"chat/completions", "completions", "embeddings", "messages", "responses", "generateContent", "embedContent", "images/generations",
+	}[e]
 }
 
 // Outcome is how an answer ended.
@@ -51,13 +48,13 @@ const (
 // Record is one billed request. What Anthropic counts beside its input is in InputTokens here, as OpenAI counts it.
 type Record struct {
 	Number          uint64    `json:"number"` // counts from 1, in the order of billing
-	ID              string    `json:"id"`     // of the answer; empty for embeddings, which have none
+	ID              string    `json:"id"`     // of the answer; empty where answers have none
 	ReceivedAt      time.Time `json:"received_at"`
 	FinishedAt      time.Time `json:"finished_at"`
 	APIKeyID        string    `json:"api_key_id"`
 	ProjectID       string    `json:"project_id"`
 	Model           string    `json:"model"`         // dated name
-	Endpoint        string    `json:"endpoint"`      // chat/completions, completions, embeddings, messages
+	Endpoint        string    `json:"endpoint"`      // chat/completions, completions, embeddings, messages, …
 	InputTokens     int64     `json:"input_tokens"`  // all of it
 	CachedTokens    int64     `json:"cached_tokens"` // part of the input: read from a cache
 	CacheWrite5m    int64     `json:"cache_write_5m_tokens"`
@@ -249,8 +246,6 @@ func (v view) record(i int) Record {
 		TollgateRequestID: string(text[:e.tollgateLen]),
 		ClientRequestID:   string(text[e.tollgateLen:][:e.clientLen]),
 	}
-	if e.does != endpointEmbeddings {
-		r.ID = answerID(e.does, e.id)
-	}
+	r.ID = answerID(e.does, e.id)
 	return r
 }

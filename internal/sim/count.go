@@ -67,9 +67,9 @@ func countMessage(message gjson.Result) int64 {
 
 func countPart(part gjson.Result) int64 {
 	switch part.Get("type").Str {
-	case "text":
+	case "text", "input_text", "output_text":
 		return countText(part.Get("text").Str)
-	case "image_url", "image":
+	case "image_url", "image", "input_image":
 		return tokensPerImage
 	default:
 		return countText(part.Raw)

@@ -1,4 +1,4 @@
-// Package sim is a model provider for development and tests: it answers as the OpenAI API and Anthropic's messages do, bills what
+// Package sim is a model provider for development and tests: it answers as the APIs of OpenAI, Anthropic and Gemini do, bills what
 // it answers in books of its own, and serves those books as OpenAI's usage and costs reports.
 //
 // Its token counts, prices and sums are worked out here alone, so that a ledger which agrees with the books agrees for a
@@ -6,12 +6,18 @@
 //
 // # Answers
 //
-//	POST /v1/chat/completions   plain and streamed, n choices, stream_options.include_usage
+//	POST /v1/chat/completions   plain and streamed, n choices, stream_options.include_usage, the call of a function
 //	POST /v1/completions        plain and streamed, n choices for each prompt
 //	POST /v1/embeddings         a text, texts, a list of token ids, lists of token ids; float and base64
+//	POST /v1/responses          plain and streamed, previous_response_id, the call of a function
+//	GET, DELETE /v1/responses/{id} and POST /v1/responses/input_tokens, free
+//	POST /v1/images/generations
 //	GET  /v1/models[/{id}]
 //	POST /v1/messages           plain and streamed, thinking, caches, the call of a tool; asks for an anthropic-version
 //	POST /v1/messages/count_tokens, free
+//	POST /v1beta/models/{model}:generateContent, :streamGenerateContent (events, or a list), the call of a function
+//	POST /v1beta/models/{model}:embedContent, :batchEmbedContents, without usage
+//	POST /v1beta/models/{model}:countTokens, free
 //
 //	GET  /v1/organization/usage/completions, /v1/organization/usage/embeddings, /v1/organization/costs
 //	                            start_time, end_time, bucket_width, limit, page, group_by and the provider's filters;
@@ -45,7 +51,8 @@
 //	error=some_code        the error's code, in messages its type; alone it means status 500
 //	error_after=3          end a stream with an error event after so many chunks with text
 //	finish=refusal         why the answer ended
-//	use_tool               call the first tool of a message that has one, as a tool_choice of any or tool does, too
+//	use_tool               call the first function that the request brings, unless it brings its result; a tool_choice that asks
+//	                       for a call does so, too
 //	retry_after=3          seconds in the error's Retry-After header
 //	cut_after=7            close the connection after so many chunks with text; 0 closes it before the first byte;
 //	                       a plain answer is cut in the middle of its body
@@ -62,7 +69,8 @@
 // A list of token ids counts exactly. In text, a run of ASCII letters and digits is one token for every six characters
 // begun, every other character that is not a space is one token. A chat message is 3 tokens, its role, its text, 85 for each
 // image, and the JSON text of any other field; tools and response_format count as their JSON text, system as its text; the
-// answer's opening is 3 more. Output is what the request allows, at most Config.OutputTokens a choice. Each word of an answer is one token by the
+// answer's opening is 3 more. Items of a response and Gemini's contents count as messages do; a response goes on from another by
+// reading all that was said in it again. An image that is drawn is 272 tokens. Output is what the request allows, at most Config.OutputTokens a choice. Each word of an answer is one token by the
 // same rule; an answer longer than 4,096 words repeats its usage but not its text.
 //
 // # Billing
@@ -80,5 +88,5 @@
 // # Not guaranteed
 //
 // Nothing is kept on disk. Rate limits are shown in headers and never enforced. best_of, batch and audio have no effect
-// on the answer, nor have tools outside messages. Messages are in the books and in no report yet.
+// on the answer. The books hold all; the reports are OpenAI's, of what it was asked.
 package sim

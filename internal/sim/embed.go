@@ -181,14 +181,17 @@ func (s *Server) serveModels(w http.ResponseWriter, c *call) *apiError {
 	var body []byte
 	if one {
 		at, known := modelIndex[name]
-		if !known || models[at].does == endpointMessages {
+		if !known || models[at].does.manner().provider != openAI.provider {
 			return unknownModel(name)
 		}
 		body = appendModel(body, name, models[at].created)
 	} else {
 		body = append(body, `{"object":"list","data":[`...)
-		for i, m := range models[:len(priceList)] { // the rest are another provider's
-			if i > 0 {
+		for i, m := range models {
+			if m.does.manner().provider != openAI.provider {
+				continue
+			}
+			if i > 0 { // the first is OpenAI's
 				body = append(body, ',')
 			}
 			body = appendModel(body, m.alias, m.created)

@@ -107,9 +107,11 @@ func wrongModel(m *model, asked endpoint) *apiError {
 			" Did you mean to use v1/" + m.does.String() + "?"
 	case endpointMessages:
 		e.message, e.param = "model: "+m.alias, ""
-	default:
+	case endpointEmbeddings:
 		e.status, e.param = http.StatusForbidden, ""
 		e.message = "You are not allowed to generate embeddings from this model"
+	default:
+		e.status, e.message = http.StatusBadRequest, "The model '"+m.alias+"' is not supported with v1/"+asked.String()+"."
 	}
 	return e
 }

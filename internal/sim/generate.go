@@ -25,6 +25,8 @@ func (g *generation) finishReason() string {
 	switch {
 	case g.finish != "":
 		return g.finish
+	case g.usesTool():
+		return "tool_calls"
 	case g.bounded:
 		return "length"
 	default:
@@ -34,10 +36,16 @@ func (g *generation) finishReason() string {
 
 // whole is the answer as one JSON object.
 func (g *generation) appendWhole(dst []byte) []byte {
-	if g.does == endpointMessages {
+	switch g.does {
+	case endpointMessages:
 		return g.appendMessage(dst)
+	case endpointResponses:
+		return g.appendResponse(dst)
+	case endpointGenerate:
+		return append(g.appendContent(dst), '\n')
+	default:
+		return g.appendPlain(dst)
 	}
-	return g.appendPlain(dst)
 }
 
 // narration writes the events of a stream.
@@ -49,10 +57,16 @@ type narration interface {
 }
 
 func (g *generation) narration() narration {
-	if g.does == endpointMessages {
+	switch g.does {
+	case endpointMessages:
 		return newMessageEvents(g)
+	case endpointResponses:
+		return &responseEvents{g: g}
+	case endpointGenerate:
+		return &contentEvents{g: g}
+	default:
+		return newEvents(g)
 	}
-	return newEvents(g)
 }
 
 func (s *Server) serveChat(w http.ResponseWriter, c *call) *apiError {
@@ -71,6 +85,7 @@ func (s *Server) serveChat(w http.ResponseWriter, c *call) *apiError {
 	if refused = a.readGeneration(&f); refused != nil {
 		return refused
 	}
+	a.tool = chatTool(body)
 	return s.generate(w, c, a, int(a.choices))
 }
 
@@ -120,6 +135,9 @@ func (s *Server) generate(w http.ResponseWriter, c *call, a ask, choices int) *a
 		bounded: bounded, created: c.received.Unix(),
 	}
 	here := wait(c.request.Context(), c.started, b.latency)
+	if a.keep && b.status == 0 {
+		s.kept.add(&g)
+	}
 	switch {
 	case b.status != 0:
 		if !here {
@@ -199,6 +217,9 @@ func (s *Server) stream(w http.ResponseWriter, g *generation, here bool) {
 	}
 	header := w.Header()
 	header["Content-Type"] = streamType
+	if g.list {
+		header["Content-Type"] = jsonType
+	}
 	header["Cache-Control"] = noCache
 	g.does.manner().describe(header, g.call, g.usage.input+g.usage.output)
 	w.WriteHeader(http.StatusOK)

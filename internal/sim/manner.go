@@ -9,6 +9,7 @@ import (
 
 // manner is how a provider's API behaves around its answers.
 type manner struct {
+	provider string                                                     // whose books its answers are in
 	key      func(r *http.Request) string                               // the caller's
 	greet    func(header http.Header, requestID string)                 // headers of every answer
 	describe func(header http.Header, c *call, tokens int64)            // headers of an answer that is no error
@@ -16,15 +17,20 @@ type manner struct {
 }
 
 var (
-	openAI    = manner{bearer, greetOpenAI, describeOpenAI, func(w http.ResponseWriter, e *apiError, _ string) { e.write(w) }}
-	anthropic = manner{anthropicKey, greetAnthropic, describeAnthropic, refuseAnthropic}
+	openAI    = manner{"openai", bearer, greetOpenAI, describeOpenAI, func(w http.ResponseWriter, e *apiError, _ string) { e.write(w) }}
+	anthropic = manner{"anthropic", anthropicKey, greetAnthropic, describeAnthropic, refuseAnthropic}
+	gemini    = manner{"google", geminiKey, func(http.Header, string) {}, func(http.Header, *call, int64) {}, refuseGemini}
 )
 
 func (e endpoint) manner() manner {
-	if e == endpointMessages {
+	switch e {
+	case endpointMessages:
 		return anthropic
+	case endpointGenerate, endpointEmbed:
+		return gemini
+	default:
+		return openAI
 	}
-	return openAI
 }
 
 func bearer(r *http.Request) string {

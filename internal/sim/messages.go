@@ -24,7 +24,7 @@ func (s *Server) serveMessages(w http.ResponseWriter, c *call) *apiError {
 		return refused
 	}
 	a.choices = 1
-	a.tool = toolOf(body)
+	a.tool = messageTool(body)
 	a.thinks = slices.Contains([]string{"enabled", "adaptive"}, body.Get("thinking.type").Str)
 	return s.generate(w, c, a, 1)
 }
@@ -67,20 +67,4 @@ func (s *Server) readMessage(c *call) (body gjson.Result, a ask, refused *apiErr
 		return body, a, refused
 	}
 	return body, a, a.readMessages(f.messages, f.counted+countText(messageText(body.Get("system"))))
-}
-
-// toolOf is the tool that the answer may use: the one that the body insists on, else its first that has a name.
-func toolOf(body gjson.Result) (t tool) {
-	choice := body.Get("tool_choice")
-	t.forced = choice.Get("type").Str == "any" || choice.Get("type").Str == "tool"
-	if t.name = choice.Get("name").Str; t.name == "" {
-		t.name = body.Get("tools.#(name).name").Str
-	}
-	return t
-}
-
-// tool is one that an answer may call.
-type tool struct {
-	name   string
-	forced bool
 }

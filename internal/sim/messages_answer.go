@@ -14,8 +14,6 @@ func (g *generation) messageFinish() string {
 	}
 }
 
-func (g *generation) usesTool() bool { return g.tool.name != "" && (g.tool.forced || g.useTool) }
-
 // appendMessage writes a whole message as one JSON object.
 func (g *generation) appendMessage(dst []byte) []byte {
 	dst = append(g.appendMessageHead(append(dst, '{')), `,"content":[`...)
@@ -25,7 +23,7 @@ func (g *generation) appendMessage(dst []byte) []byte {
 	}
 	dst = append(appendWords(append(dst, `{"type":"text","text":"`...), 0, shown), `"}`...)
 	if g.usesTool() {
-		dst = append(g.appendTool(append(dst, ',')), `,"input":{"word":"meter"}}`...)
+		dst = append(g.appendTool(append(dst, ',')), `,"input":`+toolArguments+`}`...)
 	}
 	dst = append(append(append(dst, `],"stop_reason":"`...), g.messageFinish()...), `","stop_sequence":null`...)
 	if !g.noUsage {

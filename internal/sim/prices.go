@@ -31,6 +31,11 @@ var priceList = []struct {
 	{"text-embedding-3-small", "text-embedding-3-small", 1705948997, endpointEmbeddings, "0.02", "", ""},
 	{"text-embedding-3-large", "text-embedding-3-large", 1705953180, endpointEmbeddings, "0.13", "", ""},
 	{"text-embedding-ada-002", "text-embedding-ada-002", 1671217299, endpointEmbeddings, "0.1", "", ""},
+	{"gpt-image-1", "gpt-image-1", 1745517030, endpointImages, "5", "1.25", "40"},
+	{"gemini-2.5-flash", "gemini-2.5-flash", 1750118400, endpointGenerate, "0.3", "0.03", "2.5"},
+	{"gemini-2.5-flash-lite", "gemini-2.5-flash-lite", 1753142400, endpointGenerate, "0.1", "0.01", "0.4"},
+	{"gemini-2.0-flash", "gemini-2.0-flash", 1738713600, endpointGenerate, "0.1", "0.025", "0.4"},
+	{"gemini-embedding-001", "gemini-embedding-001", 1752451200, endpointEmbed, "0.15", "", ""},
 }
 
 // claudeList is what messages cost, from the same collection. Writing to a cache has a price of its own, by how long the cache

@@ -102,7 +102,7 @@ func (s *Server) serveCompletionsUsage(w http.ResponseWriter, r *http.Request) *
 			dimensionIDs: q.ids(g), Model: only(q, "model", g.model), Batch: only(q, "batch", false),
 			ServiceTier: only(q, "service_tier", onlyTier),
 		}
-	}, endpointChat, endpointCompletions)
+	}, endpointChat, endpointCompletions, endpointResponses)
 }
 
 func (s *Server) serveEmbeddingsUsage(w http.ResponseWriter, r *http.Request) *apiError {
@@ -146,7 +146,7 @@ func (s *Server) serveCosts(w http.ResponseWriter, r *http.Request) *apiError {
 	}
 	byItem := q.grouped("line_item")
 	buckets := q.collect(s.books.view(), func(e *entry, g group, into map[group]sums) {
-		if e.does == endpointMessages {
+		if e.does.manner().provider != openAI.provider {
 			return // on another provider's bill
 		}
 		for _, item := range e.lineItems() {

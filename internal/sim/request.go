@@ -21,6 +21,9 @@ type ask struct {
 	includeUsage bool
 	tool         tool
 	thinks       bool
+	keep         bool   // the answer can be read again
+	previous     string // the response that this one goes on from
+	list         bool   // a stream is one JSON list
 	dimensions   int
 	base64       bool
 }
@@ -140,7 +143,7 @@ func readAsk(f *fields, does endpoint) (ask, *apiError) {
 	if !known {
 		return a, unknownModel(f.model.Str)
 	}
-	if models[at].does != does {
+	if models[at].does != does && (models[at].does != endpointChat || does != endpointResponses) {
 		return a, wrongModel(&models[at], does)
 	}
 	a.modelAt = at

@@ -35,6 +35,9 @@ type Server struct {
 	flying    inFlight
 	routes    map[string]route
 	vectors   vectors
+	kept      kept
+
+	keptResponse, gemini http.HandlerFunc // of paths that end in a name
 
 	mu      sync.Mutex
 	callers map[string]caller // by API key; complete from the start where keys are configured
@@ -68,12 +71,16 @@ func New(cfg Config) *Server {
 		}
 		s.callers[key] = caller{KeyID(key), project}
 	}
+	s.keptResponse, s.gemini = s.api(openAI, s.serveKept), s.api(gemini, s.serveGemini)
 	s.routes = map[string]route{
 		"/v1/chat/completions":               {http.MethodPost, s.api(openAI, s.serveChat)},
 		"/v1/completions":                    {http.MethodPost, s.api(openAI, s.serveCompletions)},
 		"/v1/embeddings":                     {http.MethodPost, s.api(openAI, s.serveEmbeddings)},
 		"/v1/messages":                       {http.MethodPost, s.api(anthropic, s.serveMessages)},
 		"/v1/messages/count_tokens":          {http.MethodPost, s.api(anthropic, s.serveCountTokens)},
+		"/v1/responses":                      {http.MethodPost, s.api(openAI, s.serveResponses)},
+		"/v1/responses/input_tokens":         {http.MethodPost, s.api(openAI, s.serveCountResponse)},
+		"/v1/images/generations":             {http.MethodPost, s.api(openAI, s.serveImages)},
 		"/v1/models":                         {http.MethodGet, s.api(openAI, s.serveModels)},
 		"/v1/organization/usage/completions": {http.MethodGet, s.admin(s.serveCompletionsUsage)},
 		"/v1/organization/usage/embeddings":  {http.MethodGet, s.admin(s.serveEmbeddingsUsage)},
@@ -178,6 +185,10 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 	switch {
 	case !found && strings.HasPrefix(r.URL.Path, "/v1/models/"):
 		route = s.routes["/v1/models"]
+	case !found && strings.HasPrefix(r.URL.Path, responsesPath) && (r.Method == http.MethodGet || r.Method == http.MethodDelete):
+		route.method, route.serve = r.Method, s.keptResponse
+	case !found && strings.HasPrefix(r.URL.Path, geminiPath):
+		route.method, route.serve = http.MethodPost, s.gemini
 	case !found:
 		unknownURL(r).write(w)
 		return
@@ -308,15 +319,15 @@ func newAnswerKey() answerKey {
 // String is 32 hexadecimal digits.
 func (k answerKey) String() string { return hex.EncodeToString(k[:]) }
 
+// answerID is the id of an answer, "" where answers have none.
 func answerID(does endpoint, key answerKey) string {
-	switch does {
-	case endpointChat:
-		return "chatcmpl-" + key.String()
-	case endpointMessages:
-		return "msg_" + key.String()
-	default:
-		return "cmpl-" + key.String()
+	prefixes := map[endpoint]string{
+		endpointChat: "chatcmpl-", endpointCompletions: "cmpl-", endpointMessages: "msg_", endpointResponses: "resp_", endpointGenerate: "gen-",
 	}
+	if prefix, has := prefixes[does]; has {
+		return prefix + key.String()
+	}
+	return ""
 }
 
 // wait pauses until d has passed since from. It reports false as soon as the caller left.
