@@ -70,9 +70,9 @@ func (g *Gateway) serve(w http.ResponseWriter, r *http.Request, endpoint provide
 	switch {
 	case response.StatusCode >= http.StatusMultipleChoices:
 		x.passRefused(response)
-	case x.request.Stream && isMedia(response.Header, "text/event-stream"):
+	case isMedia(response.Header, "text/event-stream"): // whatever was asked for
 		x.passStream(response, func(sink provider.Sink, drain bool) (provider.Answer, error) {
-			return x.endpoint.RelayStream(sink, response.Body, !x.request.UsageAsked, drain)
+			return x.endpoint.RelayStream(sink, response.Body, x.request.Stream && !x.request.UsageAsked, drain)
 		})
 	case endpoint == provider.StreamGenerate && isMedia(response.Header, "application/json"):
 		x.passStream(response, func(sink provider.Sink, drain bool) (provider.Answer, error) {
@@ -152,7 +152,7 @@ func (x *exchange) reserve() bool {
 		Caller: x.caller, User: x.user(), Model: x.request.Model, Endpoint: x.endpoint.Path, EndpointKind: x.endpoint.Kind,
 		IP: ClientIP(x.r, x.g.trusted), Protocol: x.endpoint.Protocol, Streamed: x.request.Stream,
 		Estimate: x.estimate, Also: x.request.Also, Calls: x.request.Calls(), Tier: x.request.Tier(),
-		Unbilled: x.endpoint == provider.Moderations,
+		Unbilled: x.endpoint.Unbilled(),
 	})
 	if err != nil {
 		x.g.log.Error("limits cannot be judged", "app", x.caller.App, "error", err)
@@ -347,12 +347,16 @@ func (x *exchange) passRefused(response *http.Response) {
 
 func isMedia(header http.Header, want string) bool {
 	mediaType, _, err := mime.ParseMediaType(header.Get("Content-Type"))
-	return err == nil && mediaType == want
+	return (err == nil || errors.Is(err, mime.ErrInvalidMediaParameter)) && mediaType == want
 }
 
 func (x *exchange) passBody(response *http.Response) {
 	body, answer, err := x.endpoint.ReadAnswer(response)
-	x.used(answer, response.StatusCode, x.heldOutput())
+	output := x.heldOutput()
+	if answer.Finish == ledger.ReasonUpstreamFailed {
+		output = 0 // an error, in spite of its status
+	}
+	x.used(answer, response.StatusCode, output)
 	x.remember(answer.UpstreamID)
 	if err != nil {
 		x.g.log.Warn("the provider's answer broke off", "request_id", x.verdict.Reservation.ID, "error", err)

@@ -5,13 +5,13 @@ import (
 	"encoding/hex"
 	"errors"
 	"net/http"
+	"slices"
 	"strings"
 	"time"
 
 	"tollgate/gateway/provider"
 	"tollgate/ledger"
 	"tollgate/ledger/event"
-	"tollgate/ledger/price"
 	"tollgate/lua"
 )
 
@@ -43,12 +43,12 @@ func (x *exchange) used(answer provider.Answer, status int, output ledger.Tokens
 	res := x.verdict.Reservation
 	o := &event.Outcome{
 		ModelServed: answer.Model, Usage: answer.Usage, UsageState: answer.State, ServiceTier: answer.Tier, Status: status,
-		UpstreamID: answer.UpstreamID, Finish: answer.Finish, FirstByteMS: x.firstByte.Milliseconds(), DurationMS: time.Since(x.start).Milliseconds(),
+		Others: answer.Others, ProviderCost: answer.Cost, UpstreamID: answer.UpstreamID, Finish: answer.Finish, FirstByteMS: x.firstByte.Milliseconds(), DurationMS: time.Since(x.start).Milliseconds(),
 	}
 	if o.ModelServed == "" {
 		o.ModelServed = res.Model
 	}
-	estimate := ledger.Usage{Input: x.input, Output: output}
+	estimate := ledger.Usage{Input: x.input, Output: output, Calls: answer.Usage.Calls}
 	switch {
 	case o.UsageState == "":
 		o.Usage, o.UsageState = estimate, ledger.UsageEstimated
@@ -65,6 +65,10 @@ func (x *exchange) used(answer provider.Answer, status int, output ledger.Tokens
 		x.g.learner.Learn(x.caller.App, res.Model, x.rawEstimate(res.Model), o.Usage)
 	}
 	x.price(o)
+	if costDiffers(o) {
+		x.g.log.Warn("the provider tells another cost", "request_id", res.ID, "cost", o.Cost, "told", *o.ProviderCost)
+		res.Flags = append(slices.Clone(res.Flags), flagCostDiffers)
+	}
 	x.reason, x.spent, x.state = answer.Finish, o.Spent(), o.UsageState
 	x.g.metrics.used(res.Provider, res.Model, o)
 	x.record(event.KindUsed, res, o, nil)
@@ -72,37 +76,6 @@ func (x *exchange) used(answer provider.Answer, status int, output ledger.Tokens
 
 // absurd is how many times what was held an inconsistent usage may be and still be charged.
 const absurd = 10
-
-// price sets the cost. A class that the row does not price makes the whole answer cost its upper bound, as one component
-// that says so: never less than what will be billed for the rest, never silently nothing.
-func (x *exchange) price(o *event.Outcome) {
-	row, at := x.verdict.Price, x.verdict.Reservation.ReservedAt
-	if row == nil {
-		return
-	}
-	o.PriceRow = row.ID
-	cost, err := row.Cost(o.Usage, o.ServiceTier, at)
-	if err == nil {
-		o.Cost = cost.Total
-		o.Components = make([]event.Component, len(cost.Components))
-		for i, c := range cost.Components {
-			o.Components[i] = event.Component(c)
-		}
-		return
-	}
-	x.g.log.Error("answer has tokens without a price, its upper bound is charged", "request_id", x.verdict.Reservation.ID, "error", err)
-	ask := price.Ask{Input: o.Usage.InputTotal(), Output: o.Usage.OutputTotal(), Calls: o.Usage.Calls, Tier: o.ServiceTier}
-	bound, err := row.UpperBound(ask, at)
-	if err != nil {
-		// Even the bound has no price for it all: at least what was held, and what the tokens alone can cost.
-		bound = x.verdict.Reservation.Held.NanoUSD
-		if tokens, err := row.UpperBound(price.Ask{Input: ask.Input, Output: ask.Output}, at); err == nil {
-			bound = max(bound, tokens)
-		}
-	}
-	o.Cost = bound
-	o.Components = []event.Component{{Class: ledger.ClassUpperBound, Tokens: o.Usage.Total(), Cost: bound}}
-}
 
 // giveBack ends a reservation in Redis that no event tells of.
 func (g *Gateway) giveBack(ctx context.Context, app string, res event.Reservation) {

@@ -7,7 +7,6 @@ import (
 
 	"tollgate/gateway/provider"
 	"tollgate/ledger"
-	"tollgate/ledger/policy"
 )
 
 // Handler is the data plane: every route in one place. What is not listed is refused, because it could not be metered.
@@ -17,13 +16,11 @@ func (g *Gateway) Handler() http.Handler {
 	router.HandleMethodNotAllowed = true
 	router.RedirectTrailingSlash = false
 	router.Use(g.recoverPanic)
-	for _, endpoint := range provider.Metered() {
-		if endpoint.Protocol != policy.ProtocolGemini {
-			router.POST(endpoint.Path, func(c *gin.Context) { g.serve(c.Writer, c.Request, endpoint, "") })
+	for _, endpoint := range provider.Endpoints() {
+		if !endpoint.ModelInPath() {
+			router.POST(endpoint.Path, func(c *gin.Context) { g.serveEndpoint(c.Writer, c.Request, endpoint, "") })
 		}
 	}
-	router.POST(provider.CountTokens.Path, func(c *gin.Context) { g.serveFree(c.Writer, c.Request, provider.CountTokens, "") })
-	router.POST(provider.CountResponses.Path, func(c *gin.Context) { g.serveFree(c.Writer, c.Request, provider.CountResponses, "") })
 	stored := func(c *gin.Context) { g.serveStored(c.Writer, c.Request, c.Param("id")) }
 	router.GET("/v1/responses/:id", stored)
 	router.DELETE("/v1/responses/:id", stored)
@@ -39,17 +36,22 @@ func (g *Gateway) Handler() http.Handler {
 	return router
 }
 
+func (g *Gateway) serveEndpoint(w http.ResponseWriter, r *http.Request, endpoint provider.Endpoint, model string) {
+	if endpoint.Free() {
+		g.serveFree(w, r, endpoint, model)
+	} else {
+		g.serve(w, r, endpoint, model)
+	}
+}
+
 // serveGemini serves a call "<model>:<method>".
 func (g *Gateway) serveGemini(w http.ResponseWriter, r *http.Request, call string) {
 	endpoint, model, ok := provider.GeminiMethod(call)
-	switch {
-	case !ok:
+	if !ok {
 		g.refuseRoute(w, r)
-	case endpoint == provider.CountContent:
-		g.serveFree(w, r, endpoint, model)
-	default:
-		g.serve(w, r, endpoint, model)
+		return
 	}
+	g.serveEndpoint(w, r, endpoint, model)
 }
 
 // recoverPanic answers a bug with 500. The deliberate abort of a connection goes on to net/http: swallowing it would make an

@@ -129,6 +129,30 @@ func (u Usage) OutputTotal() Tokens {
 // Total is InputTotal + OutputTotal. Calls are no tokens and not in it.
 func (u Usage) Total() Tokens { return u.InputTotal() + u.OutputTotal() }
 
+// Plus adds two usages class by class. Figures of a provider's that sum past int64 are its fault, and the caller's to bound.
+func (u Usage) Plus(o Usage) Usage {
+	return Usage{
+		Input: u.Input + o.Input, CachedInput: u.CachedInput + o.CachedInput,
+		CacheWrite5m: u.CacheWrite5m + o.CacheWrite5m, CacheWrite1h: u.CacheWrite1h + o.CacheWrite1h,
+		InputAudio: u.InputAudio + o.InputAudio, InputImage: u.InputImage + o.InputImage, InputVideo: u.InputVideo + o.InputVideo,
+		CachedInputAudio: u.CachedInputAudio + o.CachedInputAudio, CachedInputImage: u.CachedInputImage + o.CachedInputImage,
+		Output: u.Output + o.Output, Reasoning: u.Reasoning + o.Reasoning,
+		OutputAudio: u.OutputAudio + o.OutputAudio, OutputImage: u.OutputImage + o.OutputImage, OutputVideo: u.OutputVideo + o.OutputVideo,
+		Calls: Calls{
+			WebSearch: u.Calls.WebSearch + o.Calls.WebSearch, FileSearch: u.Calls.FileSearch + o.Calls.FileSearch,
+			CodeInterpreter: u.Calls.CodeInterpreter + o.Calls.CodeInterpreter,
+		},
+	}
+}
+
+// ModelUsage is what another model used for an answer than the one that gave it: one that was asked for advice, that drew the
+// images, or that had tried before. It is billed at that model's price.
+type ModelUsage struct {
+	Model     string `json:"model"`
+	Usage     Usage  `json:"usage"`
+	Estimated bool   `json:"estimated,omitempty"` // the provider told what was made, not what it took
+}
+
 // Negative reports whether any class is below zero, which no provider can mean.
 func (u Usage) Negative() bool {
 	for _, c := range u.Classes() {

@@ -53,6 +53,9 @@ func TestClassesAreTheFieldsOfUsage(t *testing.T) {
 	}
 	require.Equal(t, total, u.Total())
 	require.Equal(t, u.Total(), u.InputTotal()+u.OutputTotal())
+	var none Usage
+	require.Equal(t, u, none.Plus(u))
+	require.Equal(t, 2*u.Total(), u.Plus(u).Total())
 
 	text, err = json.Marshal(Usage{})
 	require.NoError(t, err)

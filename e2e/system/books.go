@@ -110,7 +110,7 @@ func compare(books []sim.Record, charges map[string]charge) comparison {
 func (s *System) charges(ctx context.Context) (map[string]charge, error) {
 	const query = `
 SELECT reservation_id, state, usage_state, input_tokens + cached_input_tokens + cache_write_5m_tokens + cache_write_1h_tokens,
-    cached_input_tokens, output_tokens + reasoning_tokens, reasoning_tokens, charged_nanousd
+    cached_input_tokens, output_tokens + reasoning_tokens + output_image_tokens, reasoning_tokens, charged_nanousd
 FROM reservations`
 	rows, err := s.Pool.Query(ctx, query)
 	if err != nil {

@@ -10,8 +10,13 @@ import (
 	"tollgate/ledger"
 )
 
-// parseAnthropic reads a request of Anthropic's messages, or one that counts their tokens.
-func parseAnthropic(endpoint Endpoint, call Call) (*Request, error) {
+var anthropicAPIs = []api{
+	{Endpoint: Messages, parse: parseMessages, input: ofFields((*estimator).messages), answer: answerAnthropic, meter: newAnthropicMeter},
+	{Endpoint: CountTokens, billing: free, parse: parseCountTokens, input: ofFields((*estimator).messages), answer: answerAnthropic, meter: newAnthropicMeter},
+}
+
+// parseCountTokens reads what a message and the counting of its tokens have in common.
+func parseCountTokens(endpoint Endpoint, call Call) (*Request, error) {
 	found, err := fields(call.Body)
 	if err != nil {
 		return nil, err
@@ -27,16 +32,22 @@ func parseAnthropic(endpoint Endpoint, call Call) (*Request, error) {
 	if !found["messages"].IsArray() {
 		return nil, &RequestError{"messages", "you must provide a list of messages"}
 	}
-	if endpoint == CountTokens {
-		return r, nil
-	}
-	if r.User, err = metadataUser(found["metadata"]); err != nil {
+	return r, nil
+}
+
+// parseMessages reads a request of Anthropic's messages.
+func parseMessages(endpoint Endpoint, call Call) (*Request, error) {
+	r, err := parseCountTokens(endpoint, call)
+	if err != nil {
 		return nil, err
 	}
-	if r.Stream, err = flag(found, "stream"); err != nil {
+	if r.User, err = metadataUser(r.found["metadata"]); err != nil {
 		return nil, err
 	}
-	if r.bound, err = outputBound(found["max_tokens"]); err != nil {
+	if r.Stream, err = flag(r.found, "stream"); err != nil {
+		return nil, err
+	}
+	if r.bound, err = outputBound(r.found["max_tokens"]); err != nil {
 		return nil, err
 	}
 	r.choices = min(r.bound, 1)
@@ -81,7 +92,7 @@ func answerAnthropic(body []byte, a *Answer) {
 	a.Model, a.UpstreamID = name(found[1]), name(found[2])
 	var u anthropicUsage
 	u.read(found[0])
-	a.Reading, a.Tier = u.reading(), u.tier
+	u.tell(a)
 }
 
 // anthropicUsage is what a message has told of its usage so far. A stream tells it twice: at the start, and at the end the
@@ -95,7 +106,8 @@ type anthropicUsage struct {
 	inputGiven, outputGiven bool
 	searches                int64
 	tier                    ledger.ServiceTier
-	nothing                 bool // a figure that no other one contains is no count
+	steps                   gjson.Result // that the answer took, where they are told apart
+	nothing                 bool         // a figure that no other one contains is no count
 	inconsistent            bool
 }
 
@@ -130,6 +142,9 @@ func (u *anthropicUsage) read(usage gjson.Result) {
 	}
 	if tier := usage.Get("service_tier"); given(tier) {
 		u.tier = serviceTier(tier.Str)
+	}
+	if steps := usage.Get("iterations"); steps.IsArray() {
+		u.steps = steps
 	}
 	if thinking := usage.Get("output_tokens_details.thinking_tokens"); given(thinking) {
 		n, ok := tokenCount(thinking)
@@ -179,7 +194,7 @@ func (u *anthropicUsage) reading() Reading {
 	switch {
 	case u.inconsistent:
 		r.State = ledger.UsageInconsistent
-	case r.Usage.Total() == 0:
+	case r.Usage == (ledger.Usage{}):
 		r.State = ledger.UsageReportedZero
 	}
 	return r
@@ -225,7 +240,7 @@ var anthropicText = [][]byte{[]byte(`"text":"`), []byte(`"thinking":"`), []byte(
 // close takes what the stream told. Where the final figures never came, the input is known from the start, but the output only
 // from what was streamed.
 func (m *anthropicMeter) close(a *Answer) {
-	a.Reading, a.Tier = m.usage.reading(), m.usage.tier
+	m.usage.tell(a)
 	if m.final || a.State == "" {
 		return
 	}

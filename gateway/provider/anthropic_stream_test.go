@@ -1,7 +1,6 @@
 package provider
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -266,27 +265,6 @@ func TestRelayMessageCallerLeaves(t *testing.T) {
 			require.Equal(t, ledger.Tokens(2), answer.Usage.Output, "as the start says, and as many events")
 		}
 	}
-}
-
-func FuzzRelayMessage(f *testing.F) {
-	f.Add([]byte(message()), uint16(10))
-	f.Add([]byte(messageStart(startUsage)+textDelta("x")+overloaded), uint16(3))
-	f.Add([]byte("data: {\"type\":\"message_delta\",\"usage\":{\"output_tokens\":1}}\r\n\r\ndata:{\"type\":\"message_stop\"}"), uint16(3))
-	f.Fuzz(func(t *testing.T, text []byte, size uint16) {
-		whole, parts := &sink{}, &sink{}
-		want, wantErr := Messages.RelayStream(whole, bytes.NewReader(text), false, false)
-		var cut [][]byte
-		for rest := text; len(rest) > 0; {
-			n := min(len(rest), int(size)+1)
-			cut, rest = append(cut, rest[:n]), rest[n:]
-		}
-		got, err := Messages.RelayStream(parts, &pieces{cut, io.EOF, 0}, false, false)
-		require.Equal(t, wantErr == nil, err == nil)
-		require.Equal(t, want, got)
-		require.Equal(t, string(text), whole.String())
-		require.Equal(t, string(text), parts.String())
-		require.False(t, got.Usage.Negative())
-	})
 }
 
 func BenchmarkRelayMessage(b *testing.B) {

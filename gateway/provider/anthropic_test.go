@@ -1,7 +1,6 @@
 package provider
 
 import (
-	"encoding/json"
 	"io"
 	"net/http"
 	"strings"
@@ -152,68 +151,4 @@ func TestReadAnthropicUsage(t *testing.T) {
 			require.Equal(t, Answer{Reading: c.want, Model: "m-1", UpstreamID: "msg_1", Finish: ledger.ReasonOK}, got)
 		})
 	}
-}
-
-// Whatever is accepted has an input above zero, and becomes a body that says the same but for the model.
-func FuzzParseAnthropic(f *testing.F) {
-	f.Add([]byte(`{"model":"m","messages":[{"role":"user","content":"hi"}],"stream":true,"max_tokens":7}`), false)
-	f.Add([]byte(`{"model":"m","messages":[{"role":"user","content":[{"type":"tool_result","content":[{"type":"image"}]}]}],"max_tokens":0,"metadata":{"user_id":"u"}}`), false)
-	f.Add([]byte(`{"model":"m","messages":[],"system":[{"type":"text","text":"x","cache_control":{"ttl":"1h"}}]}`), true)
-	f.Fuzz(func(t *testing.T, body []byte, count bool) {
-		endpoint := Messages
-		if count {
-			endpoint = CountTokens
-		}
-		r, err := endpoint.Parse(body)
-		if err != nil {
-			var bad *RequestError
-			require.ErrorAs(t, err, &bad)
-			return
-		}
-		e := r.Estimate(r.Model)
-		require.Positive(t, e.Input)
-		require.GreaterOrEqual(t, e.Output, ledger.Tokens(0))
-		require.LessOrEqual(t, len(r.User), MaxName)
-		sent, err := r.UpstreamBody("other", "")
-		require.NoError(t, err)
-		var before, after map[string]any
-		if json.Unmarshal(body, &before) != nil {
-			return // numbers that this decoder does not take
-		}
-		require.NoError(t, json.Unmarshal(sent, &after))
-		require.Equal(t, "other", after["model"])
-		delete(before, "model")
-		delete(after, "model")
-		require.Equal(t, before, after)
-	})
-}
-
-// No usage is ever negative or beyond what can be summed, however it is told in two parts.
-func FuzzReadAnthropicUsage(f *testing.F) {
-	f.Add(`{"input_tokens":10,"output_tokens":1,"cache_creation":{"ephemeral_1h_input_tokens":4}}`, `{"output_tokens":9,"output_tokens_details":{"thinking_tokens":3},"cache_creation_input_tokens":9}`)
-	f.Add(`{"input_tokens":1e400}`, `{"output_tokens":-1}`)
-	f.Add(`null`, `{"input_tokens":0,"output_tokens":0}`)
-	f.Fuzz(func(t *testing.T, start, end string) {
-		if !wholeJSON([]byte(start)) || !wholeJSON([]byte(end)) {
-			return
-		}
-		var u anthropicUsage
-		u.read(parsed(start))
-		u.read(parsed(end))
-		r := u.reading()
-		require.False(t, r.Usage.Negative())
-		require.LessOrEqual(t, r.Usage.Total(), ledger.Tokens(8*maxTokens))
-		switch r.State {
-		case "", ledger.UsageReportedZero:
-			require.Zero(t, r.Usage.Total())
-		case ledger.UsageReported, ledger.UsageInconsistent:
-		default:
-			t.Fatalf("state %q", r.State)
-		}
-		twice := u
-		twice.read(parsed(end))
-		if r.State != "" {
-			require.Equal(t, r, twice.reading(), "figures told again change nothing")
-		}
-	})
 }

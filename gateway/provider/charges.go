@@ -30,7 +30,8 @@ func (r *Request) Calls() ledger.Calls {
 		}
 		switch {
 		case strings.HasPrefix(kind, "web_search"), tool.Get("googleSearch").Exists(), tool.Get("google_search").Exists(),
-			tool.Get("googleSearchRetrieval").Exists(), tool.Get("google_search_retrieval").Exists():
+			tool.Get("googleSearchRetrieval").Exists(), tool.Get("google_search_retrieval").Exists(),
+			tool.Get("googleMaps").Exists(), tool.Get("google_maps").Exists(), kind == "x_search":
 			calls.WebSearch = max(calls.WebSearch, bound)
 		case kind == "file_search":
 			calls.FileSearch = bound

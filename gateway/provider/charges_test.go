@@ -37,22 +37,3 @@ func TestCallsAndTierOfARequest(t *testing.T) {
 		require.Equal(t, want.tier, r.Tier(), body)
 	}
 }
-
-// FuzzReadUsage holds that no text makes the reading of an answer panic, or gives a usage that contradicts itself.
-func FuzzReadUsage(f *testing.F) {
-	f.Add("chat", `{"usage":{"prompt_tokens":4,"total_tokens":4}}`)
-	f.Add("messages", `{"input_tokens":1,"output_tokens":2}`)
-	f.Add("chat", "data: {\"choices\":[],\"usage\":{\"prompt_tokens\":1,\"completion_tokens\":2}}\n\ndata: [DONE]\n\n")
-	f.Fuzz(func(t *testing.T, protocol, text string) {
-		e, ok := EndpointOf(protocol)
-		if !ok {
-			return
-		}
-		answer, err := e.ReadUsage([]byte(text))
-		if err != nil {
-			return
-		}
-		require.False(t, answer.Usage.Negative())
-		require.Equal(t, answer.State == ledger.UsageReportedZero, answer.Usage == ledger.Usage{}, "zero is said, and nothing else is")
-	})
-}

@@ -1,9 +1,22 @@
 // Package provider speaks the providers' protocols: it reads from a caller's body what admission must know, forwards it,
 // relays the answer byte for byte, and meters what was used.
 //
-// A kind of request is one file: a parser for the request (model, output bound, what to estimate) and one for the usage, in a
-// body and in a stream. It is a row of the table in protocol.go; the rest of the package does not know protocols. Nothing is
-// translated: an endpoint belongs to a protocol, and so does each provider.
+// Nothing is translated: an endpoint belongs to a protocol, and so does each provider.
+//
+// # To add a kind of request
+//
+// Write one file. It declares its rows, a []api, each with an Endpoint, and names for it
+//
+//   - parse, which reads the request: its model, its end user, the bound of its answer, how many answers there will be, and the
+//     classes that are dearer than plain input and output;
+//   - input, which adds up what is to be estimated of it;
+//   - answer and meter, which read the usage of a plain answer and of a stream, and must read the same from both;
+//   - billing, where its provider charges nothing.
+//
+// Then name the rows in the table of protocol.go. Routes, limits, metering, the command price and the fuzz targets follow the table. A
+// protocol that asks its providers in another way is one more row of protocols, a constant of policy.Protocol, and the dialect in
+// which the gateway answers its callers by itself. Golden cases are a table in the file's own test, and exchanges in
+// e2e/testdata/exchanges.jsonl; the simulator answers what is in internal/sim.
 //
 // # What a caller can rely on
 //
@@ -20,11 +33,18 @@
 // cannot be read. Nobody can know before what a tool that the provider runs itself will find and bill, or how long a file is
 // that lies elsewhere: for those a usual amount is taken. The work is linear in the body, and what is counted exactly bounded.
 //
-// # Not guaranteed yet
+// # What is billed beside the tokens of a model
+//
+// Searches, searched files and containers are counted as the providers count them: by their own figures where they tell them, else
+// by what the answer shows. Tokens of another model in the same answer (one that advised, that drew images, that had tried before and
+// gave up) are told in Answer.Others and cost what that model costs; steps that shortened the conversation are in the usage. What the
+// provider says that the answer cost is kept beside (Answer.Cost) and decides nothing.
+//
+// # Not guaranteed
 //
 // Where a provider reports no usage the charge is an estimate, marked so; where a stream of Anthropic's ends before its final
 // figures, that is the input as its start told it, and the output as it was streamed. A response in the background is charged
-// its estimate; images that one draws by a tool are billed by a model of their own, and are not counted.
-// What Anthropic tells apart from a message's usage, under iterations, is not counted: what another model or a compaction used
-// inside one answer.
+// its estimate. Time is not metered: what Anthropic and Groq bill by the hour for running code. Nor is what a provider charges more
+// for a place or a faster mode (inference_geo, speed). Groq's compound models are priced by the models beneath them, which no book
+// row can say: they have no price unless the policy gives one. Tokens of another model are in the cost, and in no budget of tokens.
 package provider

@@ -256,7 +256,7 @@ func FuzzEstimate(f *testing.F) {
 		require.GreaterOrEqual(t, after+lastWord(model, text), before, "%q and %q", text, more)
 		for _, field := range []string{"tools", "response_format", "messages", "system"} {
 			for endpoint := range apis {
-				input, _ := (&Request{Endpoint: Endpoint{Path: endpoint}, found: map[string]gjson.Result{field: parsed(text)}}).estimateInput(model)
+				input, _ := (&Request{Endpoint: Endpoint{Path: endpoint}, form: &form{}, found: map[string]gjson.Result{field: parsed(text)}}).estimateInput(model)
 				require.Positive(t, input)
 			}
 		}

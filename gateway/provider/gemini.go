@@ -23,23 +23,30 @@ func GeminiMethod(call string) (endpoint Endpoint, model string, ok bool) {
 	if i <= 0 {
 		return Endpoint{}, "", false
 	}
-	for _, e := range []Endpoint{Generate, StreamGenerate, EmbedContent, BatchEmbed, CountContent} {
-		if strings.HasSuffix(e.Path, call[i:]) {
+	for _, e := range Endpoints() {
+		if e.ModelInPath() && strings.HasSuffix(e.Path, call[i:]) {
 			return e, call[:i], true
 		}
 	}
 	return Endpoint{}, "", false
 }
 
-// parseGemini reads a request of Gemini's generateContent, of its embeddings, or one that counts tokens. The model is the
-// path's.
+var geminiAPIs = []api{
+	{Endpoint: Generate, parse: parseGenerate, input: ofFields((*estimator).generate), answer: answerGemini, meter: newGeminiMeter},
+	{Endpoint: StreamGenerate, parse: parseGenerate, input: ofFields((*estimator).generate), answer: answerGemini, meter: newGeminiMeter},
+	{Endpoint: EmbedContent, parse: parseGemini, input: ofFields((*estimator).embedContents), answer: answerGemini, meter: newGeminiMeter},
+	{Endpoint: BatchEmbed, parse: parseGemini, input: ofFields((*estimator).embedContents), answer: answerGemini, meter: newGeminiMeter},
+	{Endpoint: CountContent, billing: free, parse: parseGemini, input: ofFields((*estimator).generate), answer: answerGemini, meter: newGeminiMeter},
+}
+
+// parseGemini reads what Gemini's requests have in common. The model is the path's.
 func parseGemini(endpoint Endpoint, call Call) (*Request, error) {
 	found, err := fields(call.Body)
 	if err != nil {
 		return nil, err
 	}
 	// The usage comes in every answer, unasked.
-	r := &Request{Endpoint: endpoint, Model: call.Model, body: call.Body, found: found, UsageAsked: true, Stream: endpoint == StreamGenerate}
+	r := &Request{Endpoint: endpoint, Model: call.Model, body: call.Body, found: found, UsageAsked: true}
 	switch {
 	case r.Model == "":
 		return nil, &RequestError{"model", "the path must name a model"}
@@ -49,13 +56,17 @@ func parseGemini(endpoint Endpoint, call Call) (*Request, error) {
 	if r.query, err = geminiQuery(call.Query); err != nil {
 		return nil, err
 	}
-	if err := r.sameModel(); err != nil {
+	return r, r.sameModel()
+}
+
+// parseGenerate reads a request of Gemini's generateContent, plain or streamed.
+func parseGenerate(endpoint Endpoint, call Call) (*Request, error) {
+	r, err := parseGemini(endpoint, call)
+	if err != nil {
 		return nil, err
 	}
-	if endpoint != Generate && endpoint != StreamGenerate {
-		return r, nil
-	}
-	if contents := found["contents"]; !contents.IsArray() && !contents.IsObject() {
+	r.Stream = endpoint == StreamGenerate
+	if contents := r.found["contents"]; !contents.IsArray() && !contents.IsObject() {
 		return nil, &RequestError{"contents", "you must provide contents"}
 	}
 	return r, r.readGeneration()
@@ -110,7 +121,7 @@ func (r *Request) namedModels() []string {
 // Target is what the request is sent to when a model serves it.
 func (r *Request) Target(model string) Target {
 	to := Target{Method: http.MethodPost, Path: r.Endpoint.Path, Query: r.query, Model: model}
-	if r.Endpoint.Protocol == policy.ProtocolGemini {
+	if r.Endpoint.ModelInPath() {
 		_, method, _ := strings.Cut(to.Path, ":")
 		to.Path = GeminiModels + url.PathEscape(model) + ":" + method
 	}
@@ -118,7 +129,7 @@ func (r *Request) Target(model string) Target {
 }
 
 // geminiBody is the body for a provider that knows the model by another name.
-func (r *Request) geminiBody(model string) ([]byte, error) {
+func (r *Request) geminiBody(model string, _ policy.API) ([]byte, error) {
 	body := r.body
 	if model == r.Model {
 		return body, nil
@@ -223,14 +234,27 @@ func readGenerated(root gjson.Result, a *Answer) {
 		a.Reading, a.Tier = reading, serviceTier(firstGiven(usage.Get("serviceTier"), usage.Get("trafficType")).Str)
 	}
 	a.Usage.Calls.WebSearch = searches
+	a.called(a.Usage.Calls)
 }
 
-// geminiSearches counts the searches that an answer was grounded in. Since Gemini 3 each query is billed, before it was the
-// prompt that was grounded.
+// geminiSearches counts the searches that an answer was grounded in: of the web, for images, or of the map, which does not say how
+// many. Since Gemini 3 each query is billed, before it was the prompt that was grounded.
 func geminiSearches(root gjson.Result) int64 {
 	n := int64(0)
 	root.Get("candidates").ForEach(func(_, candidate gjson.Result) bool {
-		n += candidate.Get("groundingMetadata.webSearchQueries.#").Int()
+		grounding, here := candidate.Get("groundingMetadata"), int64(0)
+		for _, list := range []string{"webSearchQueries", "imageSearchQueries"} {
+			grounding.Get(list).ForEach(func(_, query gjson.Result) bool {
+				if query.Str != "" {
+					here++
+				}
+				return true
+			})
+		}
+		if here == 0 && grounding.Get("groundingChunks.#(maps)").Exists() {
+			here = 1
+		}
+		n += here
 		return true
 	})
 	if model := root.Get("modelVersion").Str; strings.HasPrefix(model, "gemini-1") || strings.HasPrefix(model, "gemini-2") {

@@ -106,44 +106,78 @@ func (f *form) withModel(body []byte, model string) ([]byte, error) {
 	return out.Bytes(), nil
 }
 
-// parseMedia reads a request for images, speech, what was said, or a moderation. Those that carry files are multipart.
+var mediaAPIs = []api{
+	{Endpoint: Images, parse: parseImages, input: mediaInput, answer: answerImages, meter: newImageMeter},
+	{Endpoint: ImageEdits, parse: parseImageEdits, input: editsInput, answer: answerImages, meter: newImageMeter},
+	{Endpoint: Speech, parse: parseSpeech, input: mediaInput, answer: answerMedia, meter: newMediaMeter},
+	{Endpoint: Transcriptions, parse: parseTranscript, input: heardInput, answer: answerMedia, meter: newMediaMeter},
+	{Endpoint: Translations, parse: parseTranscript, input: heardInput, answer: answerMedia, meter: newMediaMeter},
+	{Endpoint: Moderations, billing: unbilled, parse: parseMedia, input: mediaInput, answer: answerModeration, meter: newMediaMeter},
+}
+
+// parseMedia reads what requests without files have in common, and all of a moderation.
 func parseMedia(endpoint Endpoint, call Call) (*Request, error) {
-	// The usage comes unasked, where it comes.
-	r := &Request{Endpoint: endpoint, body: call.Body, UsageAsked: true}
-	var err error
-	if endpoint == ImageEdits || endpoint == Transcriptions || endpoint == Translations {
-		r.form, r.found, err = readForm(call.ContentType, call.Body)
-	} else {
-		r.found, err = fields(call.Body)
-	}
+	found, err := fields(call.Body)
 	if err != nil {
 		return nil, err
 	}
-	if r.Model, err = text(r.found, "model"); err != nil {
+	return readMedia(&Request{Endpoint: endpoint, body: call.Body, found: found})
+}
+
+// parseUpload reads what requests that carry files have in common: they are multipart.
+func parseUpload(endpoint Endpoint, call Call) (*Request, error) {
+	form, found, err := readForm(call.ContentType, call.Body)
+	if err != nil {
 		return nil, err
 	}
-	if r.Model == "" {
-		return nil, &RequestError{"model", "you must provide a model"}
-	}
-	if r.User, err = text(r.found, "user"); err != nil {
+	return readMedia(&Request{Endpoint: endpoint, body: call.Body, form: form, found: found})
+}
+
+func readMedia(r *Request) (*Request, error) {
+	r.UsageAsked = true // it comes unasked, where it comes
+	if err := r.readModel(); err != nil {
 		return nil, err
 	}
 	stream := r.found["stream"]
 	r.Stream = stream.IsBool() && stream.Bool() || stream.Str == "true" || r.found["stream_format"].Str == "sse"
-	switch endpoint {
-	case Images, ImageEdits:
-		r.Also = []ledger.Class{ledger.ClassOutputImage}
-		if r.form != nil {
-			r.Also = append(r.Also, ledger.ClassInputImage)
-		}
-		return r, r.readImages()
-	case Speech:
-		r.Also = []ledger.Class{ledger.ClassOutputAudio}
-		r.choices, r.bound = 1, 1+speechPerToken*max(1, (estimateText(r.found["input"].Str)+99)/100)
-	case Transcriptions, Translations:
-		r.Also = []ledger.Class{ledger.ClassInputAudio}
-		r.choices, r.bound = 1, transcriptLeast+transcriptPerSecond*r.seconds()
+	return r, nil
+}
+
+func parseImages(endpoint Endpoint, call Call) (*Request, error) {
+	r, err := parseMedia(endpoint, call)
+	if err != nil {
+		return nil, err
 	}
+	r.Also = []ledger.Class{ledger.ClassOutputImage}
+	return r, r.readImages()
+}
+
+func parseImageEdits(endpoint Endpoint, call Call) (*Request, error) {
+	r, err := parseUpload(endpoint, call)
+	if err != nil {
+		return nil, err
+	}
+	r.Also = []ledger.Class{ledger.ClassOutputImage, ledger.ClassInputImage}
+	return r, r.readImages()
+}
+
+func parseSpeech(endpoint Endpoint, call Call) (*Request, error) {
+	r, err := parseMedia(endpoint, call)
+	if err != nil {
+		return nil, err
+	}
+	r.Also = []ledger.Class{ledger.ClassOutputAudio}
+	r.choices, r.bound = 1, 1+speechPerToken*max(1, (estimateText(r.found["input"].Str)+99)/100)
+	return r, nil
+}
+
+func parseTranscript(endpoint Endpoint, call Call) (*Request, error) {
+	r, err := parseUpload(endpoint, call)
+	if err != nil {
+		return nil, err
+	}
+	r.Also = []ledger.Class{ledger.ClassInputAudio}
+	r.choices, r.bound = 1, transcriptLeast+transcriptPerSecond*r.seconds()
 	return r, nil
 }
 
@@ -185,7 +219,7 @@ var imageTokens = map[string]int64{"low": 408 + 300, "medium": 1584 + 300, "high
 // editedImage is the rule for images that are handed in to be edited.
 var editedImage = tiles(65, 129)
 
-// mediaInput adds up the input of a request for images, speech, transcripts or moderations.
+// mediaInput adds up the texts of a request for images, speech, transcripts or moderations.
 func mediaInput(e *estimator, r *Request) {
 	for _, name := range []string{"prompt", "instructions"} {
 		e.text(r.found[name].Str)
@@ -195,20 +229,24 @@ func mediaInput(e *estimator, r *Request) {
 	} else if given(input) {
 		e.value(input)
 	}
-	if r.form == nil {
-		return
-	}
+}
+
+// editsInput adds the images that are handed in.
+func editsInput(e *estimator, r *Request) {
+	mediaInput(e, r)
 	for _, f := range r.form.files {
-		if r.Endpoint == ImageEdits {
-			w, h := imageSize(base64.StdEncoding.EncodeToString(f.head))
-			e.guess(editedImage(w, h, ""))
-			if r.found["input_fidelity"].Str == "high" {
-				e.guess(imageTokens["high"])
-			}
-		} else {
-			e.guess(audioSeconds(f.head, f.size) * openAIAudio)
+		w, h := imageSize(base64.StdEncoding.EncodeToString(f.head))
+		e.guess(editedImage(w, h, ""))
+		if r.found["input_fidelity"].Str == "high" {
+			e.guess(imageTokens["high"])
 		}
 	}
+}
+
+// heardInput adds what is heard.
+func heardInput(e *estimator, r *Request) {
+	mediaInput(e, r)
+	e.guess(r.seconds() * openAIAudio)
 }
 
 func answerMedia(body []byte, a *Answer) {
@@ -263,13 +301,7 @@ func (m *mediaMeter) event(data []byte, a *Answer) (withhold, last bool) {
 			if m.images {
 				r = asImages(r)
 			}
-			a.Usage.Input += r.Usage.Input
-			a.Usage.InputImage += r.Usage.InputImage
-			a.Usage.InputAudio += r.Usage.InputAudio
-			a.Usage.Output += r.Usage.Output
-			a.Usage.OutputImage += r.Usage.OutputImage
-			a.Usage.OutputAudio += r.Usage.OutputAudio
-			a.State = r.State
+			a.Usage, a.State = a.Usage.Plus(r.Usage), r.State
 		}
 		return false, true
 	case strings.HasSuffix(kind, deltaSuffix):

@@ -13,56 +13,76 @@ import (
 	"tollgate/ledger/policy"
 )
 
-// parseOpenAI reads a request of OpenAI's chat completions, completions or embeddings.
-func parseOpenAI(endpoint Endpoint, call Call) (*Request, error) {
+var openAIAPIs = []api{
+	{Endpoint: Chat, parse: parseChat, input: ofFields((*estimator).chat), answer: answerOpenAI, meter: newOpenAIMeter},
+	{Endpoint: Completions, parse: parseCompletions, input: ofFields((*estimator).completions), answer: answerOpenAI, meter: newOpenAIMeter},
+	{Endpoint: Embeddings, parse: parseEmbeddings, input: ofFields((*estimator).embeddings), answer: answerEmbeddings, meter: newOpenAIMeter},
+}
+
+// readModel reads what every request of OpenAI's says: the model, and the end user.
+func (r *Request) readModel() (err error) {
+	if r.Model, err = text(r.found, "model"); err != nil {
+		return err
+	}
+	if r.Model == "" {
+		return &RequestError{"model", "you must provide a model"}
+	}
+	r.User, err = text(r.found, "user")
+	return err
+}
+
+// readOpenAI reads what requests of chat completions, completions and embeddings have in common.
+func readOpenAI(endpoint Endpoint, call Call) (*Request, error) {
 	found, err := fields(call.Body)
 	if err != nil {
 		return nil, err
 	}
 	r := &Request{Endpoint: endpoint, body: call.Body, found: found}
-	if r.Model, err = text(found, "model"); err != nil {
-		return nil, err
+	return r, r.readModel()
+}
+
+func parseEmbeddings(endpoint Endpoint, call Call) (*Request, error) {
+	r, err := readOpenAI(endpoint, call)
+	if err == nil && !r.found["input"].Exists() {
+		err = &RequestError{"input", "you must provide an input"}
 	}
-	if r.Model == "" {
-		return nil, &RequestError{"model", "you must provide a model"}
-	}
-	if r.User, err = text(found, "user"); err != nil {
-		return nil, err
-	}
-	if endpoint == Embeddings {
-		if !found["input"].Exists() {
-			return nil, &RequestError{"input", "you must provide an input"}
-		}
-		return r, nil
-	}
-	if err := r.readStream(found); err != nil {
-		return nil, err
-	}
-	if endpoint == Chat && !found["messages"].IsArray() {
-		return nil, &RequestError{"messages", "you must provide a list of messages"}
-	}
-	r.bound, r.choices, err = r.readBound(found)
+	return r, err
+}
+
+func parseChat(endpoint Endpoint, call Call) (*Request, error) {
+	r, err := readOpenAI(endpoint, call)
 	if err != nil {
 		return nil, err
+	}
+	if !r.found["messages"].IsArray() {
+		return nil, &RequestError{"messages", "you must provide a list of messages"}
 	}
 	if bytes.Contains(call.Body, inputAudio) {
 		r.Also = append(r.Also, ledger.ClassInputAudio)
 	}
-	if strings.Contains(found["modalities"].Raw, `"audio"`) {
+	if strings.Contains(r.found["modalities"].Raw, `"audio"`) {
 		r.Also = append(r.Also, ledger.ClassOutputAudio)
 	}
-	return r, nil
+	return r, r.readGenerated(1, "max_completion_tokens", "max_tokens")
+}
+
+func parseCompletions(endpoint Endpoint, call Call) (*Request, error) {
+	r, err := readOpenAI(endpoint, call)
+	if err != nil {
+		return nil, err
+	}
+	return r, r.readGenerated(prompts(r.found["prompt"]), "max_tokens") // its provider does not know the other name
 }
 
 // inputAudio is the type of a part that is heard. In a text it would stand with backslashes.
 var inputAudio = []byte(`"input_audio"`)
 
-func (r *Request) readStream(found map[string]gjson.Result) error {
+func (r *Request) readStream() error {
 	var err error
-	if r.Stream, err = flag(found, "stream"); err != nil {
+	if r.Stream, err = flag(r.found, "stream"); err != nil {
 		return err
 	}
-	options := found["stream_options"]
+	options := r.found["stream_options"]
 	if options.Type == gjson.Null {
 		return nil
 	}
@@ -80,36 +100,35 @@ func (r *Request) readStream(found map[string]gjson.Result) error {
 // maxChoices bounds how many answers one request may ask for.
 const maxChoices = 1000
 
-// readBound reads the most tokens that one answer can have, 0 where the body does not say, and how many answers there will
-// be: n or best_of for each prompt of completions.
-func (r *Request) readBound(found map[string]gjson.Result) (bound, choices int64, err error) {
-	names := []string{"max_completion_tokens", "max_tokens"}
-	choices = 1
-	if r.Endpoint == Completions {
-		names, choices = names[1:], prompts(found["prompt"]) // its provider does not know the other name
+// readGenerated reads how the answer is sent, the most tokens that one can have, 0 where the body does not say, by the names
+// of that bound, and how many answers there will be: n or best_of for each prompt.
+func (r *Request) readGenerated(prompts int64, bounds ...string) error {
+	if err := r.readStream(); err != nil {
+		return err
 	}
-	for _, name := range names {
-		n, _, err := count(found, name)
+	for _, name := range bounds {
+		n, _, err := count(r.found, name)
 		if err != nil {
-			return 0, 0, err
+			return err
 		}
-		bound = max(bound, n)
+		r.bound = max(r.bound, n)
 	}
 	each := int64(1)
 	for _, name := range []string{"n", "best_of"} {
-		n, _, err := count(found, name)
+		n, _, err := count(r.found, name)
 		if err != nil {
-			return 0, 0, err
+			return err
 		}
 		if n > maxChoices {
-			return 0, 0, &RequestError{name, fmt.Sprintf("%d is more than the %d choices that can be metered", n, maxChoices)}
+			return &RequestError{name, fmt.Sprintf("%d is more than the %d choices that can be metered", n, maxChoices)}
 		}
 		each = max(each, n)
 	}
-	if choices > maxChoices*maxChoices {
-		return 0, 0, &RequestError{"prompt", fmt.Sprintf("%d prompts are more than can be metered", choices)}
+	if prompts > maxChoices*maxChoices {
+		return &RequestError{"prompt", fmt.Sprintf("%d prompts are more than can be metered", prompts)}
 	}
-	return bound, choices * each, nil
+	r.choices = prompts * each
+	return nil
 }
 
 // prompts counts the prompts of completions: a list of texts or of lists is as many, a text or a list of tokens is one.
@@ -129,23 +148,31 @@ func prompts(prompt gjson.Result) int64 {
 // UpstreamBody is the body to send: the caller's bytes, with the provider's name for the model, and with a stream asked to
 // report its usage, unless the API refuses that and reports it unasked.
 func (r *Request) UpstreamBody(model string, api policy.API) ([]byte, error) {
-	if r.Endpoint.Protocol == policy.ProtocolGemini {
-		return r.geminiBody(model)
+	return protocols[r.Endpoint.Protocol].body(r, model, api)
+}
+
+// withModel is the body that names the model at its top.
+func (r *Request) withModel(model string, _ policy.API) ([]byte, error) {
+	if model == r.Model {
+		return r.body, nil
 	}
-	body := r.body
-	if model != r.Model && r.form != nil {
-		return r.form.withModel(body, model)
+	if r.form != nil {
+		return r.form.withModel(r.body, model)
 	}
-	var err error
-	if model != r.Model {
-		if body, err = sjson.SetBytes(body, "model", model); err != nil {
-			return nil, fmt.Errorf("set model: %w", err)
-		}
+	body, err := sjson.SetBytes(r.body, "model", model)
+	if err != nil {
+		return nil, fmt.Errorf("set model: %w", err)
 	}
-	if r.Stream && !r.UsageAsked && api != policy.APIMistral {
-		if body, err = sjson.SetBytes(body, "stream_options.include_usage", true); err != nil {
-			return nil, fmt.Errorf("ask for usage: %w", err)
-		}
+	return body, nil
+}
+
+func (r *Request) openAIBody(model string, api policy.API) ([]byte, error) {
+	body, err := r.withModel(model, api)
+	if err != nil || !r.Stream || r.UsageAsked || api == policy.APIMistral {
+		return body, err
+	}
+	if body, err = sjson.SetBytes(body, "stream_options.include_usage", true); err != nil {
+		return nil, fmt.Errorf("ask for usage: %w", err)
 	}
 	return body, nil
 }
@@ -261,54 +288,3 @@ func tokenCount(value gjson.Result) (n ledger.Tokens, ok bool) {
 	}
 	return ledger.Tokens(value.Num), true
 }
-
-func answerOpenAI(body []byte, a *Answer) {
-	found := gjson.GetManyBytes(body, "usage", "model", "id", "service_tier")
-	a.Reading = readOpenAIUsage(found[0])
-	a.Model, a.UpstreamID, a.Tier = name(found[1]), name(found[2]), serviceTier(found[3].Str)
-}
-
-var (
-	usageField   = []byte(`"usage"`)
-	errorField   = []byte(`"error"`)
-	contentField = []byte(`"content":"`)
-	doneSentinel = []byte("[DONE]")
-)
-
-// openAIMeter reads a stream of chat completions or completions. A finish reason is not the end: the usage may be missing
-// behind it.
-type openAIMeter struct{}
-
-func newOpenAIMeter() meter { return openAIMeter{} }
-
-// event withholds the usage chunk, which has no choices.
-func (openAIMeter) event(data []byte, a *Answer) (withhold, last bool) {
-	if bytes.Equal(data, doneSentinel) {
-		return false, true
-	}
-	a.Events++
-	a.Text += estimateText(deltaText(data, contentField))
-	if a.Events == 1 {
-		found := gjson.GetManyBytes(data, "model", "id")
-		a.Model, a.UpstreamID = name(found[0]), name(found[1])
-	}
-	if bytes.Contains(data, errorField) && gjson.GetBytes(data, "error").IsObject() {
-		a.Finish, last = ledger.ReasonUpstreamFailed, true
-	}
-	if !bytes.Contains(data, usageField) {
-		return false, last
-	}
-	found := gjson.GetManyBytes(data, "usage", "choices.#", "x_groq.usage", "service_tier")
-	reading := readOpenAIUsage(firstGiven(found[0], found[2]))
-	if reading.State == "" || !wholeJSON(data) {
-		return false, last
-	}
-	a.Reading, a.Tier = reading, serviceTier(found[3].Str)
-	if found[1].Exists() && found[1].Int() == 0 {
-		a.Events--
-		return true, last
-	}
-	return false, last
-}
-
-func (openAIMeter) close(*Answer) {}

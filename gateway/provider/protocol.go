@@ -13,33 +13,46 @@ import (
 
 // protocol is how the providers of one kind are asked.
 type protocol struct {
-	version   string // how the paths of its routes begin; a base URL has it already
-	authorize func(header http.Header, key string)
+	version     string // how the paths of its routes begin; a base URL has it already
+	modelInPath bool   // its calls are "<model>:<method>"
+	authorize   func(header http.Header, key string)
+	// body is a caller's body for a provider that knows the model by this name.
+	body func(r *Request, model string, api policy.API) ([]byte, error)
 }
 
 var protocols = map[policy.Protocol]protocol{
 	policy.ProtocolOpenAI: {
-		version:   "/v1",
+		version: "/v1", body: (*Request).openAIBody,
 		authorize: func(header http.Header, key string) { header.Set("Authorization", "Bearer "+key) },
 	},
 	policy.ProtocolAnthropic: {
-		version:   "/v1",
+		version: "/v1", body: (*Request).withModel,
 		authorize: func(header http.Header, key string) { header.Set("X-Api-Key", key) },
 	},
 	policy.ProtocolGemini: {
-		version:   "/v1beta",
+		version: "/v1beta", modelInPath: true, body: (*Request).geminiBody,
 		authorize: func(header http.Header, key string) { header.Set("X-Goog-Api-Key", key) },
 	},
 }
 
-// api is how one kind of request is read and metered. Each is one file, and this table is all that the rest of the package
-// knows of them.
+// api is how one kind of request is read and metered: a row that its file declares.
 type api struct {
-	parse  func(Endpoint, Call) (*Request, error)
-	input  func(e *estimator, r *Request) // adds up a request's input
-	answer func(body []byte, a *Answer)   // reads a plain answer, which is valid JSON
-	meter  func() meter                   // of one stream
+	Endpoint
+	billing billing
+	parse   func(Endpoint, Call) (*Request, error)
+	input   func(e *estimator, r *Request) // adds up a request's input
+	answer  func(body []byte, a *Answer)   // reads a plain answer, which is valid JSON
+	meter   func() meter                   // of one stream
 }
+
+// billing says whether a request is in the books.
+type billing uint8
+
+const (
+	billed   billing = iota
+	unbilled         // in the books, without a price: its provider documents that it costs nothing
+	free             // not in the books, and without limits
+)
 
 // meter learns from one stream what it used, event by event.
 type meter interface {
@@ -50,28 +63,20 @@ type meter interface {
 	close(a *Answer)
 }
 
-// apis is by the path of the endpoint.
-var apis = map[string]api{
-	Chat.Path:           {parseOpenAI, ofFields((*estimator).chat), answerOpenAI, newOpenAIMeter},
-	Completions.Path:    {parseOpenAI, ofFields((*estimator).completions), answerOpenAI, newOpenAIMeter},
-	Embeddings.Path:     {parseOpenAI, ofFields((*estimator).embeddings), answerOpenAI, newOpenAIMeter},
-	Responses.Path:      {parseResponses, ofFields((*estimator).responses), answerResponses, newResponsesMeter},
-	Images.Path:         {parseMedia, mediaInput, answerImages, newImageMeter},
-	ImageEdits.Path:     {parseMedia, mediaInput, answerImages, newImageMeter},
-	Speech.Path:         {parseMedia, mediaInput, answerMedia, newMediaMeter},
-	Transcriptions.Path: {parseMedia, mediaInput, answerMedia, newMediaMeter},
-	Translations.Path:   {parseMedia, mediaInput, answerMedia, newMediaMeter},
-	Moderations.Path:    {parseMedia, mediaInput, answerModeration, newMediaMeter},
-	Messages.Path:       {parseAnthropic, ofFields((*estimator).messages), answerAnthropic, newAnthropicMeter},
-	CountTokens.Path:    {parseAnthropic, ofFields((*estimator).messages), answerAnthropic, newAnthropicMeter},
-	CountResponses.Path: {parseResponses, ofFields((*estimator).responses), answerResponses, newResponsesMeter},
+// table is every kind of request. The rest of the package, and the gateway's routes, know no other list.
+var table = slices.Concat(openAIAPIs, responsesAPIs, mediaAPIs, anthropicAPIs, geminiAPIs)
 
-	Generate.Path:       {parseGemini, ofFields((*estimator).generate), answerGemini, newGeminiMeter},
-	StreamGenerate.Path: {parseGemini, ofFields((*estimator).generate), answerGemini, newGeminiMeter},
-	CountContent.Path:   {parseGemini, ofFields((*estimator).generate), answerGemini, newGeminiMeter},
-	EmbedContent.Path:   {parseGemini, ofFields((*estimator).embedContents), answerGemini, newGeminiMeter},
-	BatchEmbed.Path:     {parseGemini, ofFields((*estimator).embedContents), answerGemini, newGeminiMeter},
-}
+// apis is the table by the path of the endpoint.
+var apis = func() map[string]api {
+	rows := map[string]api{}
+	for _, row := range table {
+		if _, twice := rows[row.Path]; twice {
+			panic("provider: two rows for " + row.Path)
+		}
+		rows[row.Path] = row
+	}
+	return rows
+}()
 
 // ofFields is an input that is all in the body's fields.
 func ofFields(add func(e *estimator, found map[string]gjson.Result)) func(*estimator, *Request) {
@@ -86,7 +91,7 @@ type Endpoint struct {
 	Protocol policy.Protocol
 }
 
-// The metered routes.
+// The routes.
 var (
 	Chat        = Endpoint{"/v1/chat/completions", "chat", policy.ProtocolOpenAI}
 	Completions = Endpoint{"/v1/completions", "completions", policy.ProtocolOpenAI}
@@ -102,6 +107,11 @@ var (
 
 	Messages = Endpoint{"/v1/messages", "messages", policy.ProtocolAnthropic}
 
+	// These tell how long a prompt is.
+	CountTokens    = Endpoint{"/v1/messages/count_tokens", "messages", policy.ProtocolAnthropic}
+	CountResponses = Endpoint{"/v1/responses/input_tokens", "responses", policy.ProtocolOpenAI}
+	CountContent   = Endpoint{"/v1beta/models:countTokens", "generate", policy.ProtocolGemini}
+
 	// Gemini's paths have the model before the method: /v1beta/models/<model>:generateContent.
 	Generate       = Endpoint{"/v1beta/models:generateContent", "generate", policy.ProtocolGemini}
 	StreamGenerate = Endpoint{"/v1beta/models:streamGenerateContent", "generate", policy.ProtocolGemini}
@@ -109,32 +119,40 @@ var (
 	BatchEmbed     = Endpoint{"/v1beta/models:batchEmbedContents", "embed", policy.ProtocolGemini}
 )
 
-// metered lists them.
-var metered = []Endpoint{
-	Chat, Completions, Embeddings, Responses, Images, ImageEdits, Speech, Transcriptions, Translations, Moderations,
-	Messages, Generate, StreamGenerate, EmbedContent, BatchEmbed,
+// Endpoints lists every route, those that are free too.
+func Endpoints() []Endpoint { return list(func(api) bool { return true }) }
+
+// Metered lists the routes whose requests are in the books.
+func Metered() []Endpoint { return list(func(row api) bool { return row.billing != free }) }
+
+func list(which func(api) bool) (endpoints []Endpoint) {
+	for _, row := range table {
+		if which(row) {
+			endpoints = append(endpoints, row.Endpoint)
+		}
+	}
+	return endpoints
 }
 
-// Metered lists the metered routes.
-func Metered() []Endpoint { return slices.Clone(metered) }
+// Free reports whether the endpoint's requests are not metered, because their provider bills nothing for them.
+func (e Endpoint) Free() bool { return apis[e.Path].billing == free }
+
+// Unbilled reports whether the endpoint's requests have no price, because their provider documents that they cost nothing.
+func (e Endpoint) Unbilled() bool { return apis[e.Path].billing == unbilled }
+
+// ModelInPath reports whether the endpoint's path names the model, as "<model>:<method>".
+func (e Endpoint) ModelInPath() bool { return protocols[e.Protocol].modelInPath }
 
 // RoutesOf lists the paths of a protocol's metered routes, for people.
 func RoutesOf(protocol policy.Protocol) string {
 	var paths []string
-	for _, e := range metered {
+	for _, e := range Metered() {
 		if e.Protocol == protocol {
 			paths = append(paths, e.Path)
 		}
 	}
 	return strings.Join(paths, " or ")
 }
-
-// CountTokens, CountResponses and CountContent tell how long a prompt is. Their providers bill nothing for that.
-var (
-	CountTokens    = Endpoint{"/v1/messages/count_tokens", "messages", policy.ProtocolAnthropic}
-	CountResponses = Endpoint{"/v1/responses/input_tokens", "responses", policy.ProtocolOpenAI}
-	CountContent   = Endpoint{"/v1beta/models:countTokens", "generate", policy.ProtocolGemini}
-)
 
 // Call is a caller's request as it came.
 type Call struct {

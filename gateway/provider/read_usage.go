@@ -18,7 +18,7 @@ func EndpointOf(protocol string) (Endpoint, bool) {
 	if protocol == "gemini" {
 		kind = "generate"
 	}
-	for _, e := range metered {
+	for _, e := range Metered() {
 		if e.Kind == kind {
 			return e, true
 		}
@@ -50,10 +50,6 @@ func (e Endpoint) ReadUsage(text []byte) (Answer, error) {
 	}
 	if answer.State == "" || answer.State == ledger.UsageEstimated {
 		return answer, ErrNoUsage
-	}
-	if e == Embeddings {
-		// An embedding has no output and comes from no cache, whatever else the counts would tell.
-		answer.Usage = ledger.Usage{Input: answer.Usage.InputTotal()}
 	}
 	return answer, nil
 }

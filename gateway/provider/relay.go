@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"slices"
 	"strings"
 
 	"github.com/tidwall/gjson"
@@ -16,6 +17,8 @@ import (
 // Answer is what metering learned from one answer.
 type Answer struct {
 	Reading
+	Others     []ledger.ModelUsage // of other models, beside Usage
+	Cost       *ledger.NanoUSD     // as the provider tells it, nil where it does not
 	Tier       ledger.ServiceTier
 	Model      string // the model that served it, "" when not said
 	UpstreamID string
@@ -46,11 +49,14 @@ func (e Endpoint) ReadAnswer(response *http.Response) ([]byte, Answer, error) {
 	}
 	body := buffer.Bytes()
 	answer := Answer{Finish: ledger.ReasonOK}
-	if wholeJSON(body) {
-		apis[e.Path].answer(body, &answer)
+	if text := bytes.TrimPrefix(body, byteOrderMark); wholeJSON(text) {
+		apis[e.Path].answer(text, &answer)
 	}
 	return body, answer, nil
 }
+
+// byteOrderMark may stand before any text, and means nothing.
+var byteOrderMark = []byte("\xef\xbb\xbf")
 
 // wholeJSON reports whether data is one JSON value that can be read: an event that was cut in the middle of a number reads as
 // another one.
@@ -232,8 +238,9 @@ func deltaText(data []byte, fields ...[]byte) string {
 	return ""
 }
 
-// eventData is the data of an event whose data is one line, as every provider here sends it.
-func eventData(event []byte) ([]byte, bool) {
+// eventData is the data of an event, its lines joined.
+func eventData(event []byte) (data []byte, found bool) {
+	event = bytes.TrimPrefix(event, byteOrderMark) // a stream may begin with one
 	for len(event) > 0 {
 		line := event
 		if i := bytes.IndexByte(event, '\n'); i >= 0 {
@@ -241,9 +248,13 @@ func eventData(event []byte) ([]byte, bool) {
 		} else {
 			event = nil
 		}
-		if data, ok := bytes.CutPrefix(line, dataField); ok {
-			return bytes.TrimSpace(data), true
+		more, ok := bytes.CutPrefix(line, dataField)
+		switch more = bytes.TrimSpace(more); {
+		case ok && found:
+			data = append(append(slices.Clip(data), '\n'), more...)
+		case ok:
+			data, found = more, true
 		}
 	}
-	return nil, false
+	return data, found
 }

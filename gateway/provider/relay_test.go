@@ -332,36 +332,6 @@ func TestReadAnswer(t *testing.T) {
 	require.Equal(t, Answer{Finish: ledger.ReasonUpstreamCut}, answer)
 }
 
-func FuzzRelay(f *testing.F) {
-	f.Add([]byte(mixedStream()), uint16(10), true, uint8(0))
-	f.Add([]byte("data: {\"usage\":{\"prompt_tokens\":1}}\r\n\r\ndata:[DONE]"), uint16(3), false, uint8(0))
-	f.Add([]byte(responseStream("completed", responseUsage)), uint16(7), true, uint8(1))
-	f.Add([]byte(geminiSSE(geminiChunk1, geminiChunk2)), uint16(9), true, uint8(2))
-	f.Add([]byte(geminiList(geminiChunk1, geminiChunk2)), uint16(9), false, uint8(3))
-	f.Fuzz(func(t *testing.T, text []byte, size uint16, withhold bool, kind uint8) {
-		endpoint := []Endpoint{Chat, Responses, StreamGenerate, StreamGenerate}[kind%4]
-		relay := endpoint.RelayStream
-		if kind%4 == 3 {
-			relay = func(s Sink, body io.Reader, _, drain bool) (Answer, error) { return endpoint.RelayList(s, body, drain) }
-		}
-		whole, parts := &sink{}, &sink{}
-		want, wantErr := relay(whole, bytes.NewReader(text), withhold, false)
-		var cut [][]byte
-		for rest := text; len(rest) > 0; {
-			n := min(len(rest), int(size)+1)
-			cut, rest = append(cut, rest[:n]), rest[n:]
-		}
-		got, err := relay(parts, &pieces{cut, io.EOF, 0}, withhold, false)
-		require.Equal(t, wantErr == nil, err == nil)
-		require.Equal(t, want, got)
-		require.Equal(t, whole.String(), parts.String())
-		if !withhold {
-			require.Equal(t, string(text), whole.String())
-		}
-		require.False(t, got.Usage.Negative())
-	})
-}
-
 func BenchmarkRelay(b *testing.B) {
 	text := strings.Repeat(chunk("token "), 100) + finishChunk + usageChunk + doneChunk
 	b.ReportAllocs()

@@ -9,7 +9,12 @@ import (
 	"tollgate/ledger"
 )
 
-// parseResponses reads a request of OpenAI's responses.
+var responsesAPIs = []api{
+	{Endpoint: Responses, parse: parseResponses, input: ofFields((*estimator).responses), answer: answerResponses, meter: newResponsesMeter},
+	{Endpoint: CountResponses, billing: free, parse: parseResponses, input: ofFields((*estimator).responses), answer: answerResponses, meter: newResponsesMeter},
+}
+
+// parseResponses reads a request of OpenAI's responses. A stored prompt may name the model, but nobody here knows it.
 func parseResponses(endpoint Endpoint, call Call) (*Request, error) {
 	found, err := fields(call.Body)
 	if err != nil {
@@ -17,13 +22,7 @@ func parseResponses(endpoint Endpoint, call Call) (*Request, error) {
 	}
 	// The usage comes in every stream, unasked.
 	r := &Request{Endpoint: endpoint, body: call.Body, found: found, UsageAsked: true, choices: 1}
-	if r.Model, err = text(found, "model"); err != nil {
-		return nil, err
-	}
-	if r.Model == "" { // a stored prompt may name one, but nobody here knows it
-		return nil, &RequestError{"model", "you must provide a model"}
-	}
-	if r.User, err = text(found, "user"); err != nil {
+	if err = r.readModel(); err != nil {
 		return nil, err
 	}
 	if r.Stream, err = flag(found, "stream"); err != nil {
@@ -55,9 +54,8 @@ func readResponse(response gjson.Result, a *Answer) {
 	a.Reading = readResponsesUsage(response.Get("usage"))
 	a.Model, a.UpstreamID = name(response.Get("model")), name(response.Get("id"))
 	a.Tier = serviceTier(response.Get("service_tier").Str)
-	if a.State != "" {
-		a.Usage.Calls = responseCalls(response)
-	}
+	a.called(responseCalls(response))
+	a.Cost, a.Others = toldCost(response.Get("usage")), drawn(response)
 	if response.Get("status").Str == "failed" {
 		a.Finish = ledger.ReasonUpstreamFailed
 	}
@@ -86,7 +84,69 @@ func responseCalls(response gjson.Result) (calls ledger.Calls) {
 		}
 	}
 	calls.CodeInterpreter = int64(len(containers))
+	toldCalls(response.Get("usage.server_side_tool_usage_details"), &calls)
 	return calls
+}
+
+// toldCalls takes over the figures of xAI, which counts what it bills itself: also its searches of posts, and each run of code.
+func toldCalls(told gjson.Result, calls *ledger.Calls) {
+	if !told.IsObject() {
+		return
+	}
+	sum := func(names ...string) (n int64) {
+		for _, name := range names {
+			if one, ok := tokenCount(told.Get(name)); ok {
+				n += int64(one)
+			}
+		}
+		return n
+	}
+	*calls = ledger.Calls{
+		WebSearch: sum("web_search_calls", "x_search_calls"), FileSearch: sum("file_search_calls", "document_search_calls"),
+		CodeInterpreter: sum("code_interpreter_calls"),
+	}
+}
+
+// usualDrawer is the model that draws where the response does not name another.
+const usualDrawer = "gpt-image-1"
+
+// drawn is what the tool that draws images used: tokens of a model of its own, which the usage does not contain. Where the response
+// does not tell them, they are taken from the images' quality.
+func drawn(response gjson.Result) []ledger.ModelUsage {
+	model := name(response.Get(`tools.#(type=="image_generation").model`))
+	if model == "" {
+		model = usualDrawer
+	}
+	if reading := asImages(readTotals(response.Get("tool_usage.image_gen"), "input_tokens", "output_tokens")); reading.State != "" {
+		if reading.Usage.Total() == 0 {
+			return nil
+		}
+		return []ledger.ModelUsage{{Model: model, Usage: reading.Usage, Estimated: reading.State != ledger.UsageReported}}
+	}
+	var u ledger.Usage
+	response.Get("output").ForEach(func(_, item gjson.Result) bool {
+		if item.Get("type").Str == "image_generation_call" && given(item.Get("result")) {
+			u.OutputImage += ledger.Tokens(drawnTokens(item.Get("quality").Str, item.Get("size").Str))
+		}
+		return true
+	})
+	if u.OutputImage == 0 {
+		return nil
+	}
+	return []ledger.ModelUsage{{Model: model, Usage: u, Estimated: true}}
+}
+
+// drawnTokens is what OpenAI documents for an image of a quality: square, or longer.
+func drawnTokens(quality, size string) int64 {
+	tokens := map[string][2]int64{"low": {272, 408}, "medium": {1056, 1584}, "high": {4160, 6240}}[quality]
+	switch {
+	case tokens[0] == 0:
+		return imageTokens["high"]
+	case size == "1024x1024":
+		return tokens[0]
+	default:
+		return tokens[1]
+	}
 }
 
 // responsesMeter reads a stream of a response.

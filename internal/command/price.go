@@ -67,8 +67,10 @@ type priceReport struct {
 	InputUSD    string             `json:"input_usd"`
 	OutputUSD   string             `json:"output_usd"`
 	CallsUSD    string             `json:"calls_usd"`
-	TotalUSD    string             `json:"total_usd"`
-	CostUSD     string             `json:"cost_usd"`
+	Others      []pricedOther      `json:"others,omitempty"`
+	TotalUSD    string             `json:"total_usd,omitempty"` // "" where another model has no price
+	CostUSD     string             `json:"cost_usd,omitempty"`
+	ToldUSD     string             `json:"provider_cost_usd,omitempty"` // by the provider itself
 	Rows        []pricedBy         `json:"price_rows"`
 }
 
@@ -78,6 +80,13 @@ type pricedClass struct {
 	Tokens     ledger.Tokens `json:"tokens"`
 	PerMillion string        `json:"usd_per_million"`
 	USD        string        `json:"usd"`
+}
+
+// pricedOther is what another model used for the answer, at its own price. It is in the total, and in neither side.
+type pricedOther struct {
+	ledger.ModelUsage
+	Components []pricedClass `json:"components"`
+	USD        string        `json:"usd,omitempty"` // "" where it has no price
 }
 
 type pricedBy struct {
@@ -105,7 +114,6 @@ func (a priceAsk) report(body []byte, now time.Time) (priceReport, error) {
 	r := priceReport{
 		Provider: a.provider, Protocol: a.protocol, Model: a.model, At: at.UTC(), UsageState: answer.State, ServiceTier: answer.Tier,
 		Usage: answer.Usage, Input: answer.Usage.InputTotal(), Output: answer.Usage.OutputTotal(), Total: answer.Usage.Total(),
-		Components: []pricedClass{},
 	}
 	if r.Model == "" {
 		r.Model = answer.Model
@@ -122,8 +130,38 @@ func (a priceAsk) report(body []byte, now time.Time) (priceReport, error) {
 		return priceReport{}, err
 	}
 	r.Rows = []pricedBy{{row.ID, row.Model, row.From, row.Until, row.Source}}
+	if answer.Cost != nil {
+		r.ToldUSD = answer.Cost.String()
+	}
+	all, missing := cost.Components, false
+	for _, other := range answer.Others {
+		theirs, known := price.Default().Find(a.provider, other.Model, at)
+		var more price.Cost
+		if known {
+			more, err = theirs.Cost(other.Usage, answer.Tier, at)
+		}
+		if !known || err != nil {
+			r.Others, missing = append(r.Others, pricedOther{ModelUsage: other, Components: []pricedClass{}}), true
+			continue
+		}
+		r.Rows = append(r.Rows, pricedBy{theirs.ID, theirs.Model, theirs.From, theirs.Until, theirs.Source})
+		r.Others = append(r.Others, pricedOther{other, spelled(more.Components), price.ExactUSD(more.Components...)})
+		all, cost.Total = append(all, more.Components...), cost.Total+more.Total
+	}
 	r.spell(cost)
+	if !missing {
+		r.TotalUSD, r.CostUSD = price.ExactUSD(all...), cost.Total.String()
+	}
 	return r, nil
+}
+
+func spelled(components []price.Component) []pricedClass {
+	out := []pricedClass{}
+	for _, c := range components {
+		perMillion := price.Component{Class: c.Class, Tokens: 1_000_000, Price: c.Price}
+		out = append(out, pricedClass{c.Class, c.Tokens, price.ExactUSD(perMillion), price.ExactUSD(c)})
+	}
+	return out
 }
 
 func (r *priceReport) spell(cost price.Cost) {
@@ -132,9 +170,8 @@ func (r *priceReport) spell(cost price.Cost) {
 	for _, c := range r.Usage.Classes() {
 		tokens[c.Class] = true
 	}
+	r.Components = spelled(cost.Components)
 	for _, c := range cost.Components {
-		perMillion := price.Component{Class: c.Class, Tokens: 1_000_000, Price: c.Price}
-		r.Components = append(r.Components, pricedClass{c.Class, c.Tokens, price.ExactUSD(perMillion), price.ExactUSD(c)})
 		switch {
 		case !tokens[c.Class]:
 			calls = append(calls, c)
@@ -145,7 +182,6 @@ func (r *priceReport) spell(cost price.Cost) {
 		}
 	}
 	r.InputUSD, r.OutputUSD, r.CallsUSD = price.ExactUSD(in...), price.ExactUSD(out...), price.ExactUSD(calls...)
-	r.TotalUSD, r.CostUSD = price.ExactUSD(cost.Components...), cost.Total.String()
 }
 
 // instant reads a date or a time; "" is now.

@@ -35,8 +35,13 @@ func used(at time.Time) *Event {
 		},
 		Outcome: &Outcome{
 			ModelServed: "gpt-4o-mini-2024-07-18", Usage: ledger.Usage{Input: 50, CachedInput: 3, Output: 40}, UsageState: ledger.UsageReported,
-			Cost: 31, Components: []Component{{ledger.ClassInput, 50, 150_000_000, 7}, {ledger.ClassOutput, 40, 600_000_000, 24}},
-			PriceRow: "openai/gpt-4o-mini@start#1", Status: 200, UpstreamID: "chatcmpl-1", Finish: ledger.ReasonOK, DurationMS: 12,
+			Others: []ledger.ModelUsage{{Model: "gpt-image-1", Usage: ledger.Usage{OutputImage: 10}, Estimated: true}},
+			Cost:   40, Components: []Component{
+				{Class: ledger.ClassInput, Tokens: 50, Price: 150_000_000, Cost: 7},
+				{Class: ledger.ClassOutput, Tokens: 40, Price: 600_000_000, Cost: 24},
+				{Class: ledger.ClassOutputImage, Tokens: 10, Price: 900_000, Cost: 9, Model: "gpt-image-1", PriceRow: "openai/gpt-image-1@start#1"},
+			},
+			ProviderCost: new(ledger.NanoUSD), PriceRow: "openai/gpt-4o-mini@start#1", Status: 200, UpstreamID: "chatcmpl-1", Finish: ledger.ReasonOK, DurationMS: 12,
 		},
 	}
 }

@@ -108,19 +108,23 @@ const (
 
 // Outcome is what the provider used.
 type Outcome struct {
-	ModelServed  string             `json:"model_served"`
-	Usage        ledger.Usage       `json:"usage"`
-	UsageState   ledger.UsageState  `json:"usage_state"`
-	ServiceTier  ledger.ServiceTier `json:"service_tier,omitempty"` // at which the provider served it
-	Cost         ledger.NanoUSD     `json:"cost_nanousd"`
-	Components   []Component        `json:"components,omitempty"` // sum to Cost
-	PriceRow     string             `json:"price_row,omitempty"`
-	Status       int                `json:"status"` // the provider's HTTP status
-	UpstreamID   string             `json:"upstream_id,omitempty"`
-	Finish       ledger.Reason      `json:"finish"` // OK, CLIENT_GONE, UPSTREAM_CUT, …
-	OnDisconnect string             `json:"on_disconnect,omitempty"`
-	FirstByteMS  int64              `json:"first_byte_ms,omitempty"`
-	DurationMS   int64              `json:"duration_ms,omitempty"`
+	ModelServed string            `json:"model_served"`
+	Usage       ledger.Usage      `json:"usage"`
+	UsageState  ledger.UsageState `json:"usage_state"`
+	// Others is what other models of the provider used for the same answer. It is in Cost, and neither in Usage nor in Spent's tokens.
+	Others      []ledger.ModelUsage `json:"others,omitempty"`
+	ServiceTier ledger.ServiceTier  `json:"service_tier,omitempty"` // at which the provider served it
+	Cost        ledger.NanoUSD      `json:"cost_nanousd"`
+	Components  []Component         `json:"components,omitempty"` // sum to Cost
+	PriceRow    string              `json:"price_row,omitempty"`
+	// ProviderCost is what the provider said that the answer cost, nil where it did not. Nothing is charged by it.
+	ProviderCost *ledger.NanoUSD `json:"provider_cost_nanousd,omitempty"`
+	Status       int             `json:"status"` // the provider's HTTP status
+	UpstreamID   string          `json:"upstream_id,omitempty"`
+	Finish       ledger.Reason   `json:"finish"` // OK, CLIENT_GONE, UPSTREAM_CUT, …
+	OnDisconnect string          `json:"on_disconnect,omitempty"`
+	FirstByteMS  int64           `json:"first_byte_ms,omitempty"`
+	DurationMS   int64           `json:"duration_ms,omitempty"`
 }
 
 // Spent is what the outcome takes from every budget: one request, its tokens, its cost.
@@ -134,6 +138,9 @@ type Component struct {
 	Tokens ledger.Tokens  `json:"tokens"`
 	Price  ledger.NanoUSD `json:"nanousd_per_million"`
 	Cost   ledger.NanoUSD `json:"nanousd"`
+	// Model and PriceRow are set where another model used it than the one that answered.
+	Model    string `json:"model,omitempty"`
+	PriceRow string `json:"price_row,omitempty"`
 }
 
 // Release says why nothing was spent.
@@ -264,7 +271,11 @@ func (e *Event) checkOutcome() error {
 	if o == nil {
 		return errors.New("used without outcome")
 	}
-	if o.Usage.Negative() || o.Cost < 0 {
+	negative := o.Usage.Negative() || o.Cost < 0
+	for _, other := range o.Others {
+		negative = negative || other.Usage.Negative()
+	}
+	if negative {
 		return errors.New("outcome has a negative amount")
 	}
 	var sum ledger.NanoUSD
