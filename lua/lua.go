@@ -78,19 +78,20 @@ var ErrCall = errors.New("call cannot be judged")
 // Scripts runs the scripts on one Redis. It is safe for concurrent use and owns no goroutine; the client belongs to the
 // caller.
 type Scripts struct {
-	client   redis.UniversalClient
-	leaseTTL time.Duration // LeaseTTL, shorter in tests
-	reserve  script
-	settle   script
-	rebuild  script
-	replay   script
-	renew    script
+	client       redis.UniversalClient
+	leaseTTL     time.Duration // LeaseTTL, shorter in tests
+	tombstoneTTL time.Duration // tombstoneTTL, shorter in tests
+	reserve      script
+	settle       script
+	rebuild      script
+	replay       script
+	renew        script
 }
 
 // New binds the scripts to a client, which should come from Connect: its timeouts are then those of a limiter.
 func New(client redis.UniversalClient) *Scripts {
 	return &Scripts{
-		client: client, leaseTTL: LeaseTTL,
+		client: client, leaseTTL: LeaseTTL, tombstoneTTL: tombstoneTTL,
 		reserve: newScript(ratesSource + rateSetsSource + reserveSource),
 		settle:  newScript(ratesSource + rateSetsSource + settleSource),
 		rebuild: newScript(rebuildSource),

@@ -276,7 +276,7 @@ func wrapOverdue(app string, err error) error {
 // EndOverdue gives back what a reservation holds that the ledger does not know, or knows as ended. Its counters are those
 // its record names. Idempotent.
 func (s *Scripts) EndOverdue(ctx context.Context, app string, o Overdue) error {
-	c := newSettleCall(app)
+	c := s.newSettleCall(app)
 	c.endingKeys = []string{reservationKey(app, o.ReservationID)}
 	c.endingArgs = []any{o.ReservationID, len(o.counterKeys)}
 	for i, key := range o.counterKeys {

@@ -88,7 +88,7 @@ func (s *Scripts) Settle(ctx context.Context, app string, states []CounterState,
 }
 
 func (s *Scripts) settleChunk(ctx context.Context, app string, states []CounterState, opens []Open, endings []Ending) (SettleResult, error) {
-	c := newSettleCall(app)
+	c := s.newSettleCall(app)
 	for i := range states {
 		c.state(&states[i])
 	}

@@ -9,6 +9,7 @@ import (
 // settleCall gathers the keys and arguments of one run of settle.lua.
 type settleCall struct {
 	app          string
+	tombstoneTTL time.Duration
 	index        map[string]int // counter key -> its 1-based place
 	counterKeys  []string
 	counterArgs  []any // five a counter
@@ -47,8 +48,8 @@ func (l *keyList) place(key string) int {
 	return place
 }
 
-func newSettleCall(app string) *settleCall {
-	return &settleCall{app: app, index: map[string]int{}}
+func (s *Scripts) newSettleCall(app string) *settleCall {
+	return &settleCall{app: app, tombstoneTTL: s.tombstoneTTL, index: map[string]int{}}
 }
 
 // counter gives the place of a counter, adding it without a version when it was not named by state.
@@ -118,7 +119,7 @@ func (c *settleCall) build() (keys int, args []any) {
 	}
 	keys = len(args) - 3
 	args = append(args, len(c.counterKeys), len(c.strings.keys), len(c.sets.keys), len(c.leases), len(c.openKeys),
-		len(c.endingKeys), c.nCorrections, tombstoneTTL.Milliseconds(), recordTTL.Milliseconds())
+		len(c.endingKeys), c.nCorrections, c.tombstoneTTL.Milliseconds(), recordTTL.Milliseconds())
 	args = append(args, c.counterArgs...)
 	args = append(args, c.corrections...)
 	for _, ids := range c.leases {

@@ -1,4 +1,4 @@
-package e2e
+package lua
 
 import (
 	"context"
@@ -13,7 +13,6 @@ import (
 
 	"tollgate/e2e/stack"
 	"tollgate/ledger"
-	"tollgate/lua"
 )
 
 // manyUsers is how many users come once each; `tollgate bench users` has a million of them come through the whole admission.
@@ -24,13 +23,14 @@ const manyUsers = 20_000
 func TestUsersWhoComeOnceLeaveNothing(t *testing.T) {
 	t.Parallel()
 	server := stack.NewRedis(t)
-	client, err := lua.Connect(server.URL(0), lua.Options{Timeout: 30 * time.Second, PoolSize: 16})
+	client, err := Connect(server.URL(0), Options{Timeout: 30 * time.Second, PoolSize: 16})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, client.Close()) })
-	scripts := lua.New(client)
+	scripts := New(client)
+	scripts.tombstoneTTL = 15 * time.Second // longer than all take to come
 	mark := func() {
-		for _, slot := range []string{lua.SharedSlot, "shop"} {
-			require.NoError(t, scripts.Rebuild(t.Context(), lua.RebuildCall{Slot: slot, Generation: "1"}))
+		for _, slot := range []string{SharedSlot, "shop"} {
+			require.NoError(t, scripts.Rebuild(t.Context(), RebuildCall{Slot: slot, Generation: "1"}))
 		}
 	}
 	mark()
@@ -52,7 +52,7 @@ func TestUsersWhoComeOnceLeaveNothing(t *testing.T) {
 }
 
 // come has users come once each, against every kind of rate, and settles what they used as a settler does.
-func come(t *testing.T, scripts *lua.Scripts, from, to int) {
+func come(t *testing.T, scripts *Scripts, from, to int) {
 	t.Helper()
 	const each = 200
 	done := make(chan error, (to-from+each-1)/each)
@@ -69,21 +69,21 @@ func come(t *testing.T, scripts *lua.Scripts, from, to int) {
 	}
 }
 
-func comeAndSettle(ctx context.Context, scripts *lua.Scripts, from, to int) error {
-	var endings []lua.Ending
+func comeAndSettle(ctx context.Context, scripts *Scripts, from, to int) error {
+	var endings []Ending
 	for i := from; i < to; i++ {
-		call := &lua.ReserveCall{
+		call := &ReserveCall{
 			ID: fmt.Sprint("r", i), App: "shop", Generation: "1", TTL: time.Minute, Need: ledger.Amounts{Requests: 1, Tokens: 100},
 			Rates: userRates(fmt.Sprint("user:shop/u", i)),
 		}
 		d, err := scripts.Reserve(ctx, call)
-		if err == nil && d.Status != lua.StatusAllowed {
+		if err == nil && d.Status != StatusAllowed {
 			err = fmt.Errorf("%s: status %d", call.ID, d.Status)
 		}
 		if err != nil {
 			return err
 		}
-		ending := lua.Ending{ReservationID: call.ID, Held: call.Need, Spent: ledger.Amounts{Requests: 1, Tokens: 60}}
+		ending := Ending{ReservationID: call.ID, Held: call.Need, Spent: ledger.Amounts{Requests: 1, Tokens: 60}}
 		for _, r := range call.Rates {
 			ending.Rates = append(ending.Rates, r.Rate)
 		}
@@ -96,14 +96,14 @@ func comeAndSettle(ctx context.Context, scripts *lua.Scripts, from, to int) erro
 	return err
 }
 
-func userRates(subject string) []lua.Rate {
-	rates := []lua.Rate{
-		rate(ledger.AlgorithmSlidingLog, ledger.UnitRequests, 10, time.Second, 0),
-		rate(ledger.AlgorithmSlidingLog, ledger.UnitTokens, 1000, 5*time.Second, 0),
-		rate(ledger.AlgorithmTokenBucket, ledger.UnitTokens, 1000, 5*time.Second, 1000),
-		rate(ledger.AlgorithmSlidingCounter, ledger.UnitTokens, 1000, 5*time.Second, 0),
-		rate(ledger.AlgorithmFixedWindow, ledger.UnitRequests, 10, 5*time.Second, 0),
-		rate(ledger.AlgorithmConcurrency, ledger.UnitRequests, 5, 0, 0),
+func userRates(subject string) []Rate {
+	rates := []Rate{
+		{Rate: ledger.Rate{Algorithm: ledger.AlgorithmSlidingLog, Unit: ledger.UnitRequests}, Amount: 10, Window: time.Second},
+		{Rate: ledger.Rate{Algorithm: ledger.AlgorithmSlidingLog, Unit: ledger.UnitTokens}, Amount: 1000, Window: 5 * time.Second},
+		{Rate: ledger.Rate{Algorithm: ledger.AlgorithmTokenBucket, Unit: ledger.UnitTokens}, Amount: 1000, Window: 5 * time.Second, Burst: 1000},
+		{Rate: ledger.Rate{Algorithm: ledger.AlgorithmSlidingCounter, Unit: ledger.UnitTokens}, Amount: 1000, Window: 5 * time.Second},
+		{Rate: ledger.Rate{Algorithm: ledger.AlgorithmFixedWindow, Unit: ledger.UnitRequests}, Amount: 10, Window: 5 * time.Second},
+		{Rate: ledger.Rate{Algorithm: ledger.AlgorithmConcurrency, Unit: ledger.UnitRequests}, Amount: 5},
 	}
 	for i := range rates {
 		rates[i].Tier, rates[i].Limit, rates[i].Subject = ledger.TierUser, fmt.Sprint("limit-", i), subject
@@ -111,8 +111,8 @@ func userRates(subject string) []lua.Rate {
 	return rates
 }
 
-// requireGone waits until Redis has no more than so many keys: the windows, and the minute for which it knows that a
-// reservation has ended.
+// requireGone waits until Redis has no more than so many keys: the windows, and the time for which it knows that a reservation
+// has ended.
 func requireGone(t *testing.T, client *redis.Client, keys int64) time.Duration {
 	t.Helper()
 	start := time.Now()
