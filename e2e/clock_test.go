@@ -43,7 +43,7 @@ func gatewayAt(t *testing.T, s *system.System, off func() time.Duration) string 
 	require.NoError(t, err)
 	g, err := gateway.New(gateway.Config{
 		LimiterTimeout: 5 * time.Second, MaxBody: 1 << 20, DialTimeout: 5 * time.Second, HeaderTimeout: time.Minute, ShutdownTimeout: 30 * time.Second,
-		RefusalsEvery: time.Second,
+		RefusalsEvery: time.Second, ConfirmEvery: time.Second,
 	}, gateway.Deps{
 		Scripts: lua.New(client), NATS: nc, Outbox: box, Policy: p, Log: slog.New(slog.DiscardHandler),
 		Registry: prometheus.NewRegistry(), Now: func() time.Time { return time.Now().Add(off()) },

@@ -15,6 +15,9 @@ type Config struct {
 	HeaderTimeout   time.Duration `env:"TOLLGATE_UPSTREAM_HEADER_TIMEOUT" envDefault:"10m"` // until the provider's first byte
 	ShutdownTimeout time.Duration `env:"TOLLGATE_SHUTDOWN_TIMEOUT" envDefault:"30s"`        // for answers in progress and the flush
 	RefusalsEvery   time.Duration `env:"TOLLGATE_REFUSALS_EVERY" envDefault:"10s"`          // between two records of what was refused
+	// ConfirmEvery is how often the settler is asked which of this gateway's events Postgres holds. What a stream lost is sent
+	// again no more often.
+	ConfirmEvery time.Duration `env:"TOLLGATE_CONFIRM_EVERY" envDefault:"5s"`
 	// TrustedProxies are the addresses and networks whose X-Forwarded-For is believed; see ClientIP.
 	TrustedProxies []string `env:"TOLLGATE_TRUSTED_PROXIES"`
 }
@@ -25,7 +28,7 @@ func (c Config) Validate() error {
 	for name, d := range map[string]time.Duration{
 		"TOLLGATE_LIMITER_TIMEOUT": c.LimiterTimeout, "TOLLGATE_UPSTREAM_DIAL_TIMEOUT": c.DialTimeout,
 		"TOLLGATE_UPSTREAM_HEADER_TIMEOUT": c.HeaderTimeout, "TOLLGATE_SHUTDOWN_TIMEOUT": c.ShutdownTimeout,
-		"TOLLGATE_REFUSALS_EVERY": c.RefusalsEvery,
+		"TOLLGATE_REFUSALS_EVERY": c.RefusalsEvery, "TOLLGATE_CONFIRM_EVERY": c.ConfirmEvery,
 	} {
 		if d <= 0 {
 			problems = append(problems, fmt.Errorf("%s: must be above zero, not %s", name, d))

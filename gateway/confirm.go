@@ -11,13 +11,12 @@ import (
 	"tollgate/ledger/event"
 )
 
-// confirmEvery is how often the settler is asked which of this gateway's events Postgres holds. What a stream lost is sent again
-// no more often.
-const confirmEvery = 5 * time.Second
+// confirmTimeout is how long one answer may take, which waits for what the stream holds to be settled.
+const confirmTimeout = 4 * time.Second
 
 // confirmations tells the outbox which of its segments are no longer needed, and what to send again.
 func (g *Gateway) confirmations(ctx context.Context) error {
-	ticker := time.NewTicker(confirmEvery)
+	ticker := time.NewTicker(g.config.ConfirmEvery)
 	defer ticker.Stop()
 	for {
 		select {
@@ -36,7 +35,7 @@ func (g *Gateway) confirmations(ctx context.Context) error {
 }
 
 func (g *Gateway) confirmed(ctx context.Context) (event.Confirmation, error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, 4*time.Second, errors.New("confirmed: no settler answered in time"))
+	ctx, cancel := context.WithTimeoutCause(ctx, confirmTimeout, errors.New("confirmed: no settler answered in time"))
 	defer cancel()
 	reply, err := g.nc.RequestMsgWithContext(ctx, &nats.Msg{Subject: event.ConfirmSubject, Data: []byte(g.outbox.Producer())})
 	if err != nil {

@@ -72,7 +72,7 @@ func begin(t testing.TB, provider http.HandlerFunc) *world {
 	t.Cleanup(w.provider.Close)
 	w.config = Config{
 		LimiterTimeout: 5 * time.Second, MaxBody: 1 << 20, DialTimeout: 5 * time.Second, HeaderTimeout: time.Minute, ShutdownTimeout: 20 * time.Second,
-		RefusalsEvery: 10 * time.Millisecond,
+		RefusalsEvery: 10 * time.Millisecond, ConfirmEvery: time.Second,
 	}
 	w.keyFile = filepath.Join(t.TempDir(), "key")
 	require.NoError(t, os.WriteFile(w.keyFile, []byte(upstreamSecret+"\n"), 0o600))

@@ -93,9 +93,8 @@ func (r *run) phase(name string) {
 	r.began = now
 }
 
-// patience is how long a system may take to come to rest: after a purge the stream calls what was on it a duplicate for two
-// minutes.
-const patience = 150 * time.Second
+// patience is how long a system may take to come to rest: seconds by itself, more where others want the processors.
+const patience = time.Minute
 
 // schedule plays the plan: begins and ends of faults, each in its turn.
 func (r *run) schedule() {

@@ -184,7 +184,7 @@ func (s *System) startSim() {
 		"DATABASE_URL=" + s.DatabaseURL, "REDIS_URL=" + s.Redis.URL(0), "NATS_URL=" + s.NATS.ClientURL(),
 		"TOLLGATE_SIM_URL=" + s.Sim.URL, "TOLLGATE_SIM_KEY=sim-e2e", "ZONEINFO=" + zones,
 		// Two processors run everything here: a decision may wait for its turn, and exactness must not depend on it.
-		"TOLLGATE_LIMITER_TIMEOUT=5s", "TOLLGATE_PUBLISH_TIMEOUT=5s",
+		"TOLLGATE_LIMITER_TIMEOUT=5s", "TOLLGATE_PUBLISH_TIMEOUT=5s", "TOLLGATE_CONFIRM_EVERY=1s",
 		"TOLLGATE_SETTLER_SWEEP_EVERY=200ms", "TOLLGATE_SETTLER_SWEEP_GRACE=300ms", "TOLLGATE_SETTLER_ACK_WAIT=3s",
 		"TOLLGATE_SETTLER_REBUILD_EVERY=200ms",
 	}, s.options.Env...)
