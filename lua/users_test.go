@@ -73,7 +73,7 @@ func comeAndSettle(ctx context.Context, scripts *Scripts, from, to int) error {
 	var endings []Ending
 	for i := from; i < to; i++ {
 		call := &ReserveCall{
-			ID: fmt.Sprint("r", i), App: "shop", Generation: "1", TTL: time.Minute, Need: ledger.Amounts{Requests: 1, Tokens: 100},
+			ID: fmt.Sprint("r", i), App: "shop", Generation: "1", TTL: 15 * time.Second, Need: ledger.Amounts{Requests: 1, Tokens: 100},
 			Rates: userRates(fmt.Sprint("user:shop/u", i)),
 		}
 		d, err := scripts.Reserve(ctx, call)
@@ -111,8 +111,8 @@ func userRates(subject string) []Rate {
 	return rates
 }
 
-// requireGone waits until Redis has no more than so many keys: the windows, and the time for which it knows that a reservation
-// has ended.
+// requireGone waits until Redis has no more than so many keys: for as long as the windows, a reservation that does not end, and
+// the memory of one that has.
 func requireGone(t *testing.T, client *redis.Client, keys int64) time.Duration {
 	t.Helper()
 	start := time.Now()
