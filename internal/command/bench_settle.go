@@ -26,11 +26,12 @@ func newBenchSettle() *cobra.Command {
 	f.StringVar(&o.Profile, "profile", "", "folder for processor profiles of the first settler")
 	lag := f.Bool("lag", false, "measure the lag")
 	rate := f.Int("rate", 1000, "requests a second, with --lag")
-	length := f.Duration("duration", 5*time.Second, "of the requests, with --lag")
+	warmup := f.Duration("warmup", 10*time.Second, "before the requests that are measured, with --lag")
+	length := f.Duration("duration", 10*time.Second, "of the requests, with --lag")
 	raw := f.String("raw", "", "file for every single lag (gzipped CSV), with --lag")
 	c.RunE = func(c *cobra.Command, _ []string) error {
 		if *lag {
-			found, err := bench.RunLag(c.Context(), *rate, *length, *raw, c.ErrOrStderr())
+			found, err := bench.RunLag(c.Context(), *rate, *warmup, *length, *raw, c.ErrOrStderr())
 			if found == nil {
 				return err
 			}
