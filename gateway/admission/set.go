@@ -46,9 +46,9 @@ func BookOf(published []price.Row, p *policy.Policy) (*price.Book, error) {
 	if err != nil {
 		return nil, fmt.Errorf("published prices: %w", err)
 	}
-	overrides := make([]price.Override, len(p.Prices))
-	for i, row := range p.Prices {
-		overrides[i] = price.Override{Provider: row.Provider, Model: row.Model, From: row.From, Prices: row.PerMillion}
+	overrides := make([]price.Row, len(p.Prices))
+	for i := range p.Prices {
+		overrides[i] = p.Prices[i].Row
 	}
 	if book, err = book.With(overrides); err != nil {
 		return nil, fmt.Errorf("prices of policy %s: %w", p.Revision, err)

@@ -22,7 +22,7 @@ var layout = []struct {
 	{"ledger", nil},
 	{"ledger/event", []string{"ledger"}},
 	{"ledger/keys", []string{"ledger"}},
-	{"ledger/policy", []string{"ledger", "ledger/event"}},
+	{"ledger/policy", []string{"ledger", "ledger/event", "ledger/price"}},
 	{"ledger/price", []string{"ledger"}},
 	{"ledger/pg", []string{"ledger/..."}},
 	{"ledger/ledgertest", []string{"ledger/..."}},

@@ -14,6 +14,7 @@ import (
 	"tollgate/ledger"
 	"tollgate/ledger/event"
 	"tollgate/ledger/policy"
+	"tollgate/ledger/price"
 )
 
 var update = flag.Bool("update", false, "rewrite the expected problems in testdata")
@@ -84,9 +85,11 @@ func TestParseContract(t *testing.T) {
 	require.Equal(t, &policy.Model{Name: "fast", Provider: "openai", Upstream: "gpt-4o-mini", Line: 13}, p.Models["fast"])
 	require.Equal(t, "gpt-4o-mini", p.Models["gpt-4o-mini"].Upstream)
 	require.Equal(t, []policy.PriceRow{{
-		Provider: "openai", Model: "in-house", From: time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC), Line: 15,
-		PerMillion: map[ledger.Class]ledger.NanoUSD{
-			ledger.ClassInput: 150_000_000, ledger.ClassCachedInput: 75_000_000, ledger.ClassOutput: 600_000_000,
+		Line: 15,
+		Row: price.Row{
+			Provider: "openai", Model: "in-house", From: time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC), Prices: price.Prices{
+				ledger.ClassInput: price.Flat(150_000_000), ledger.ClassCachedInput: price.Flat(75_000_000), ledger.ClassOutput: price.Flat(600_000_000),
+			},
 		},
 	}}, p.Prices)
 	require.Equal(t, policy.OnExceed{Action: policy.ActionThrottle, MaxWait: 10 * time.Second, MaxDepth: 100}, p.Plans["paid"].OnExceed)

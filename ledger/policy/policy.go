@@ -5,6 +5,7 @@ import (
 
 	"tollgate/ledger"
 	"tollgate/ledger/event"
+	"tollgate/ledger/price"
 )
 
 // DefaultPlan is the plan of a key and app that name none. Every Policy has it, declared or not.
@@ -77,13 +78,11 @@ type Model struct {
 	Line     int
 }
 
-// PriceRow is one row laid over the built-in price book.
+// PriceRow is one row laid over the price book, for exactly the upstream model that it names, from From on. It takes the place of the
+// book's row as a whole.
 type PriceRow struct {
-	Provider   string
-	Model      string // upstream model
-	From       time.Time
-	PerMillion map[ledger.Class]ledger.NanoUSD // nano-dollars per million tokens; a class that is missing has no price here
-	Line       int
+	price.Row
+	Line int
 }
 
 // Plan is a class of callers.

@@ -6,9 +6,6 @@ import (
 	"fmt"
 	"net/url"
 	"strings"
-	"time"
-
-	"tollgate/ledger"
 )
 
 // nameBytes are the bytes of the names of apps and limits, which become parts of message subjects, keys and headers.
@@ -155,57 +152,6 @@ func (f *file) models(top record) {
 	if len(f.policy.Models) == 0 {
 		top.warn("no models are declared: every request is refused, because callers may only ask for those")
 	}
-}
-
-func (f *file) prices(top record) {
-	type row struct {
-		provider, model string
-		from            time.Time
-	}
-	seen := make(map[row]int)
-	v, ok := top.get("prices")
-	if !ok {
-		return
-	}
-	for _, item := range v.items() {
-		price := f.price(item)
-		at := row{price.Provider, price.Model, price.From}
-		if line := seen[at]; line > 0 && price.Model != "" {
-			item.fail("the row in line %d has the same provider, model and date: keep one", line)
-		}
-		seen[at] = price.Line
-		f.policy.Prices = append(f.policy.Prices, price)
-	}
-}
-
-func (f *file) price(item value) PriceRow {
-	price := PriceRow{PerMillion: make(map[ledger.Class]ledger.NanoUSD), Line: item.node.Line}
-	rec := item.record("provider", "model", "from", "usd_per_million")
-	if v, ok := rec.require("provider", "name the provider that the price is of"); ok {
-		if name, ok := v.text(); ok && f.knownProvider(v, name) {
-			price.Provider = name
-		}
-	}
-	if v, ok := rec.require("model", "name the upstream model"); ok {
-		price.Model, _ = v.text()
-	}
-	if v, ok := rec.require("from", "give the date from which it holds"); ok {
-		price.From, _ = v.instant(true)
-	}
-	if v, ok := rec.require("usd_per_million", "give dollars per million tokens, by class"); ok {
-		var classes []string
-		for _, class := range (ledger.Usage{}).Classes() {
-			classes = append(classes, string(class.Class))
-		}
-		prices := v.record(classes...)
-		if len(prices.fields) == 0 {
-			v.fail("no price: give at least input and output; %s", f.r.choices("", classes))
-		}
-		for class, v := range prices.fields {
-			price.PerMillion[ledger.Class(class)], _ = v.usd()
-		}
-	}
-	return price
 }
 
 func (f *file) plans(top record) {

@@ -8,8 +8,6 @@ import (
 	"slices"
 	"strings"
 	"time"
-
-	"tollgate/ledger"
 )
 
 // Book finds the price of a model. It is immutable and safe for concurrent use.
@@ -228,45 +226,35 @@ func (b *Book) Rows() []*Row {
 	return slices.SortedFunc(maps.Values(b.rows), func(x, y *Row) int { return strings.Compare(x.ID, y.ID) })
 }
 
-// Override is a price that the policy states itself. It replaces the book's row as a whole: a class that it does not list
-// follows the rules in the package comment, not the book.
-type Override struct {
-	Provider string
-	Model    string    // exactly this name
-	From     time.Time // the first instant, UTC; until the next override of the model
-	Prices   map[ledger.Class]ledger.NanoUSD
-}
-
-// SourcePolicy is the Source of rows that come from an override.
+// SourcePolicy is the Source of rows that come from a policy.
 const SourcePolicy = "policy"
 
-// With gives a book with overrides laid on top; before the first From of a model the book's own rows stay in force. The
-// receiver is not changed. It joins all errors it finds: two overrides of a model from the same instant, a class that does
-// not exist, a negative price, no price at all.
-func (b *Book) With(overlay []Override) (*Book, error) {
+// With gives a book with rows of a policy laid on top. Each prices exactly its Model, from From until the next row of the model, and
+// takes the place of the book's row as a whole: a class that it does not list follows the rules in the package comment, not the
+// book. Before the first From of a model the book's own rows stay in force. The receiver is not changed. It joins all errors it
+// finds: two rows of a model from the same instant, a class that does not exist, a negative price, no price at all.
+func (b *Book) With(overlay []Row) (*Book, error) {
 	out := &Book{providers: b.providers, overrides: map[name][]*Row{}, rows: maps.Clone(b.rows)}
 	for key, rows := range b.overrides {
 		out.overrides[key] = slices.Clone(rows)
 	}
 	var errs []error
 	touched := map[name]bool{}
-	for _, o := range overlay {
-		row := &Row{Provider: o.Provider, Model: o.Model, From: o.From.UTC(), Prices: Prices{}, Source: SourcePolicy}
-		if o.From.IsZero() {
+	for i := range overlay {
+		row := overlay[i]
+		row.Match, row.Until, row.Source = Match{}, time.Time{}, SourcePolicy
+		if row.From = row.From.UTC(); row.From.IsZero() {
 			row.From = time.Time{}
 		}
-		for class, price := range o.Prices {
-			row.Prices[class] = Flat(price)
-		}
-		if len(o.Prices) == 0 {
-			errs = append(errs, fmt.Errorf("price of %s/%s: names no price", o.Provider, o.Model))
+		if !row.priced() {
+			errs = append(errs, fmt.Errorf("price of %s/%s: names no price", row.Provider, row.Model))
 			continue
 		}
-		key := name{strings.ToLower(o.Provider), strings.ToLower(o.Model)}
+		key := name{strings.ToLower(row.Provider), strings.ToLower(row.Model)}
 		if s := b.providers[key.provider]; s != nil {
 			key.provider = s.id
 		}
-		if err := out.override(key, row); err != nil {
+		if err := out.override(key, &row); err != nil {
 			errs = append(errs, err)
 		}
 		touched[key] = true

@@ -237,15 +237,15 @@ func TestNewBookRefuses(t *testing.T) {
 
 func TestWithOverrides(t *testing.T) {
 	t.Parallel()
-	price := func(input ledger.NanoUSD) map[ledger.Class]ledger.NanoUSD {
-		return map[ledger.Class]ledger.NanoUSD{ledger.ClassInput: input}
+	row := func(provider, model string, from time.Time, input ledger.NanoUSD) Row {
+		return Row{Provider: provider, Model: model, From: from, Prices: Prices{ledger.ClassInput: Flat(input)}}
 	}
 	base := Default()
-	book, err := base.With([]Override{
-		{"OpenAI", "GPT-4o-mini", date(2026, 6, 1), price(7)},
-		{"openai", "gpt-4o-mini", date(2026, 3, 1), price(6)},
-		{"own", "in-house", time.Time{}, price(0)},
-		{"xai", "grok-4.3", time.Time{}, price(9)},
+	book, err := base.With([]Row{
+		row("OpenAI", "GPT-4o-mini", date(2026, 6, 1), 7),
+		row("openai", "gpt-4o-mini", date(2026, 3, 1), 6),
+		row("own", "in-house", time.Time{}, 0),
+		row("xai", "grok-4.3", time.Time{}, 9),
 	})
 	require.NoError(t, err)
 	for _, c := range []struct {
@@ -274,34 +274,34 @@ func TestWithOverrides(t *testing.T) {
 	_, ok := base.Find("own", "in-house", noon)
 	require.False(t, ok)
 
-	row, ok := book.Find("openai", "gpt-4o-mini", noon)
+	found, ok := book.Find("openai", "gpt-4o-mini", noon)
 	require.True(t, ok)
-	_, err = row.Cost(ledger.Usage{Output: 1}, "", noon)
+	_, err = found.Cost(ledger.Usage{Output: 1}, "", noon)
 	require.ErrorIs(t, err, ErrMissingPrice, "an override is not mixed with the book")
 
-	again, err := book.With([]Override{{"own", "in-house", date(2026, 1, 1), price(3)}})
+	again, err := book.With([]Row{row("own", "in-house", date(2026, 1, 1), 3)})
 	require.NoError(t, err)
-	row, ok = again.Find("own", "in-house", noon)
+	found, ok = again.Find("own", "in-house", noon)
 	require.True(t, ok)
-	require.Equal(t, ledger.NanoUSD(3), row.Prices[ledger.ClassInput].Base)
-	row, ok = book.Find("own", "in-house", noon)
+	require.Equal(t, ledger.NanoUSD(3), found.Prices[ledger.ClassInput].Base)
+	found, ok = book.Find("own", "in-house", noon)
 	require.True(t, ok)
-	require.Zero(t, row.Prices[ledger.ClassInput].Base, "the book before is unchanged")
+	require.Zero(t, found.Prices[ledger.ClassInput].Base, "the book before is unchanged")
 }
 
 func TestWithRefuses(t *testing.T) {
 	t.Parallel()
-	for want, o := range map[string]Override{
+	for want, o := range map[string]Row{
 		"names no price":       {Provider: "p", Model: "m"},
-		"is negative":          {Provider: "p", Model: "m", Prices: map[ledger.Class]ledger.NanoUSD{ledger.ClassInput: -1}},
-		`unknown class "inpt"`: {Provider: "p", Model: "m", Prices: map[ledger.Class]ledger.NanoUSD{"inpt": 1}},
-		"must be named":        {Provider: "p", Prices: map[ledger.Class]ledger.NanoUSD{ledger.ClassInput: 1}},
+		"is negative":          {Provider: "p", Model: "m", Prices: Prices{ledger.ClassInput: Flat(-1)}},
+		`unknown class "inpt"`: {Provider: "p", Model: "m", Prices: Prices{"inpt": Flat(1)}},
+		"must be named":        {Provider: "p", Prices: Prices{ledger.ClassInput: Flat(1)}},
 	} {
-		_, err := Default().With([]Override{o})
+		_, err := Default().With([]Row{o})
 		require.ErrorContains(t, err, want)
 	}
-	twice := Override{"p", "m", noon, map[ledger.Class]ledger.NanoUSD{ledger.ClassInput: 1}}
-	_, err := Default().With([]Override{twice, twice})
+	twice := Row{Provider: "p", Model: "m", From: noon, Prices: Prices{ledger.ClassInput: Flat(1)}}
+	_, err := Default().With([]Row{twice, twice})
 	require.ErrorContains(t, err, "stated twice")
 }
 
