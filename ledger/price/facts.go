@@ -32,9 +32,17 @@ func state(row *Row) {
 	stateCalls(row)
 }
 
-// stateTiers writes down service tiers. OpenAI, Anthropic and Google serve a batch at half of the usual price, OpenAI also flex.
-// Anthropic's priority tier is bought beforehand: its tokens cost the usual price. These shares were not taken from a dated copy
-// of the price lists and must be checked against them before anybody bills by them; priority prices come from openAIPriority.
+// stateTiers writes down service tiers, which the source leaves out:
+//
+//   - OpenAI, batch: half of the usual price of input and output. Batch API guide, developers.openai.com/api/docs/guides/batch, and
+//     the list of August 2026. Flex: the rates of a batch, with the discount for cached input. Flex processing guide,
+//     developers.openai.com/api/docs/guides/flex-processing, of 2026. Priority: see openAIPriority.
+//   - Anthropic, batch: half of the usual price of all usage, caches included. Batch processing guide and price list,
+//     platform.claude.com/docs/en/build-with-claude/batch-processing, of November 2026. Priority is drawn from a commitment that is
+//     paid beforehand, platform.claude.com/docs/en/api/service-tiers, of 2026. Unconfirmed: what a token of it costs is in the
+//     contract; the usual price stands in, because such an answer would else have no price.
+//   - Google, Gemini, batch and flex: half of the usual price. ai.google.dev/gemini-api/docs/pricing and /optimization, of September
+//     2026. Priority costs 75 to 100 % more than usual, by model: it is left missing.
 func stateTiers(row *Row) {
 	switch row.Provider {
 	case "openai":
@@ -49,6 +57,7 @@ func stateTiers(row *Row) {
 	case "google":
 		if strings.HasPrefix(row.Model, "gemini-") {
 			row.service(ledger.ServiceBatch, row.Prices.half())
+			row.service(ledger.ServiceFlex, row.Prices.half())
 		}
 	}
 }
@@ -83,7 +92,8 @@ func (p Prices) half() Prices {
 // priority is a price in cents per million tokens; cached is in thousandths of a dollar, zero where none is given.
 type priority struct{ input, cachedMilli, output int64 }
 
-// openAIPriority is OpenAI's table of priority processing, https://openai.com/api-priority-processing, of 2026.
+// openAIPriority is OpenAI's table of priority processing, https://openai.com/api-priority-processing, of 2026. It is served for
+// shorter contexts only, so it has no steps.
 var openAIPriority = map[string]priority{
 	"gpt-5.4-mini": {150, 150, 900},
 	"gpt-5.4":      {500, 500, 3000},
@@ -112,10 +122,17 @@ func (p priority) prices() Prices {
 	}
 }
 
-// stateCalls writes down what providers bill by the call and the source does not list. As with stateTiers, no dated copy of the
-// price lists stands behind these figures, and they must be checked: OpenAI ten
-// dollars for a thousand web searches, two and a half for a thousand file searches, three cents for a container; Google thirty-five
-// dollars for a thousand searches, fourteen from its third generation on, whatever is left of what it gives away.
+// stateCalls writes down what providers bill by the call and the source does not list:
+//
+//   - OpenAI: ten dollars for a thousand web searches, twenty-five for models of chat completions that search by themselves; two and a
+//     half for a thousand file searches; three cents for a container of the smallest size. developers.openai.com/api/docs/pricing, of March
+//     2026. Unconfirmed: whether twenty-five also hold where the older tool web_search_preview is used by a model that does not reason;
+//     larger containers cost more and are not told apart in the answer.
+//   - Google: thirty-five dollars for a thousand grounded prompts, and from Gemini 3 on fourteen for a thousand queries, whatever is
+//     left of what it gives away. ai.google.dev/gemini-api/docs/pricing, of September 2026. A model of unknown generation costs the
+//     dearer.
+//   - Claude at other sellers: ten dollars for a thousand web searches, as Anthropic lists them. Unconfirmed; without it they
+//     would be charged nothing where no budget counts money.
 func stateCalls(row *Row) {
 	perThousand := func(call Call, cents int64) {
 		if _, listed := row.PerCall[call]; listed || len(row.Prices) == 0 {
@@ -128,15 +145,18 @@ func stateCalls(row *Row) {
 	}
 	switch {
 	case strings.Contains(row.Model, "claude") && (row.Provider == "google" || row.Provider == "aws"):
-		perThousand(CallWebSearch, 1000) // as Anthropic lists it
+		perThousand(CallWebSearch, 1000)
 	case row.Provider == "openai":
+		if strings.HasSuffix(row.Model, "-search-preview") {
+			perThousand(CallWebSearch, 2500)
+		}
 		perThousand(CallWebSearch, 1000)
 		perThousand(CallFileSearch, 250)
 		perThousand(CallCodeInterpreter, 3000)
-	case row.Provider == "google" && (strings.HasPrefix(row.Model, "gemini-1") || strings.HasPrefix(row.Model, "gemini-2")):
-		perThousand(CallWebSearch, 3500)
-	case row.Provider == "google" && strings.HasPrefix(row.Model, "gemini-"):
+	case row.Provider == "google" && strings.HasPrefix(row.Model, "gemini-3"):
 		perThousand(CallWebSearch, 1400)
+	case row.Provider == "google" && strings.HasPrefix(row.Model, "gemini-"):
+		perThousand(CallWebSearch, 3500)
 	}
 }
 
