@@ -42,6 +42,11 @@ func (e Endpoint) ReadUsage(text []byte) (Answer, error) {
 			return answer, errors.New("it is no whole JSON")
 		}
 		apis[e.Path].answer(wrapUsage(text), &answer)
+	case text[0] == '[':
+		var err error
+		if answer, err = e.RelayList(nowhere{io.Discard}, bytes.NewReader(text), false); err != nil {
+			return answer, fmt.Errorf("it is no whole list: %w", err)
+		}
 	default:
 		var err error
 		if answer, err = e.RelayStream(nowhere{io.Discard}, bytes.NewReader(append(text, "\n\n"...)), false, false); err != nil {
