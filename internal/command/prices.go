@@ -13,6 +13,7 @@ import (
 	"text/tabwriter"
 	"time"
 
+	"github.com/mattn/go-isatty"
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/spf13/cobra"
 
@@ -201,13 +202,10 @@ func (p *pricePlan) approve(c *cobra.Command, ask importAsk) error {
 	}
 }
 
+// isTerminal reports whether somebody can answer there: the null device is a character device too, and no terminal.
 func isTerminal(in io.Reader) bool {
 	file, ok := in.(*os.File)
-	if !ok {
-		return false
-	}
-	info, err := file.Stat()
-	return err == nil && info.Mode()&os.ModeCharDevice != 0
+	return ok && isatty.IsTerminal(file.Fd())
 }
 
 // publish adds the rows to what was published before. Of two who publish at the same moment, one is told.
