@@ -20,6 +20,7 @@ func TestBugsHaveTests(t *testing.T) {
 		"lua": "../lua", "admission": "../gateway/admission", "gateway": "../gateway", "provider": "../gateway/provider", "e2e": ".",
 		"settler": "../settler", "policy": "../ledger/policy", "ledger": "../ledger", "dashboards": "../dashboards",
 		"outbox": "../gateway/outbox", "pg": "../ledger/pg", "price": "../ledger/price", "migrations": "../migrations", "chaos": "chaos",
+		"command": "../internal/command",
 	}
 	sources := map[string][]byte{}
 	for name, folder := range folders {

@@ -17,7 +17,7 @@ import (
 
 // views are what people read.
 const views = `finance.requests finance.spend_daily finance.open_reservations finance.accounts finance.transfers finance.trial_balance
-finance.reconciliation_runs finance.reconciliation_breaks finance.refusals_hourly finance.budget_status finance.grants`
+finance.reconciliation_runs finance.reconciliation_breaks finance.refusals_hourly finance.budget_status finance.grants finance.adjustments`
 
 // rights are all that the roles have, a right by the objects it is for. What every role of a server has by default (to connect,
 // and to make temporary tables) is not ours.

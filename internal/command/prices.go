@@ -55,7 +55,7 @@ func newPrices() *cobra.Command {
 			})
 		},
 	}
-	return group("prices", "Propose, publish and read changes of the price book", imports, show)
+	return group("prices", "Propose, publish and read changes of the price book", imports, show, newRerate())
 }
 
 // readPriceFile reads a sheet of ours, or a file of genai-prices.

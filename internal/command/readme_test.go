@@ -22,6 +22,7 @@ import (
 	"tollgate/ledger"
 	"tollgate/ledger/pg"
 	"tollgate/ledger/policy"
+	"tollgate/ledger/price"
 	"tollgate/lua"
 	"tollgate/settler"
 )
@@ -169,6 +170,15 @@ func TestReadmePolicy(t *testing.T) {
 	require.NoError(t, err)
 	require.Empty(t, p.Warnings())
 	require.Contains(t, readme(t), fmt.Sprintf("policy.yaml: ok, revision %s, %d limits\n", p.Revision, len(p.Limits)))
+
+	_, prices, found := strings.Cut(readme(t), "```yaml\nprices:\n")
+	require.True(t, found)
+	prices, _, _ = strings.Cut(prices, "```")
+	const rest = "version: 1\nproviders:\n  house: {protocol: openai, base_url: \"https://llm.example/v1\"}\nmodels: {large: {provider: house}}\nprices:\n"
+	p, err = policy.Parse([]byte(rest+prices), nil)
+	require.NoError(t, err)
+	_, err = price.Default().With([]price.Row{p.Prices[0].Row})
+	require.NoError(t, err)
 }
 
 // Every command that the README shows exists.

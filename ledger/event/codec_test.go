@@ -46,6 +46,13 @@ func used(at time.Time) *Event {
 	}
 }
 
+// adjusted makes the used event the first adjustment of its reservation.
+func adjusted(e *Event) *Adjustment {
+	e.ID, e.Kind = AdjustedID(e.Reservation.ID, 1), KindAdjusted
+	e.Adjustment = &Adjustment{Number: 1, Reason: AdjustmentPrice, Before: 30, Gateway: e.Producer}
+	return e.Adjustment
+}
+
 func TestDecodeReadsWhatEncodeWrote(t *testing.T) {
 	t.Parallel()
 	e := used(time.Date(2026, 11, 29, 22, 0, 0, 123_456_000, time.UTC))
@@ -59,6 +66,13 @@ func TestDecodeReadsWhatEncodeWrote(t *testing.T) {
 	require.NoError(t, json.Unmarshal(data, &standard), "the standard library reads it too")
 	require.Equal(t, e, &standard)
 	require.NotContains(t, string(data), "0001-01-01", "a window without end has no times")
+
+	adjusted(e)
+	data, err = e.Encode()
+	require.NoError(t, err)
+	read, err = Decode(data)
+	require.NoError(t, err)
+	require.Equal(t, e, read)
 }
 
 func TestDecodeRefuses(t *testing.T) {
@@ -78,6 +92,14 @@ func TestDecodeRefuses(t *testing.T) {
 		"components that are not its sum": func(e *Event) { e.Outcome.Cost++ },
 		"an unknown expiry rule":          func(e *Event) { e.Reservation.OnExpiry = "?" },
 		"an unknown kind":                 func(e *Event) { e.Kind = "bought" },
+		"an adjustment without number":    func(e *Event) { adjusted(e).Number = 0 },
+		"an adjustment under another id":  func(e *Event) { adjusted(e).Number = 2 },
+		"an adjustment of nothing":        func(e *Event) { adjusted(e).Before = 31 },
+		"an adjustment of less than 0":    func(e *Event) { adjusted(e).Before = -1 },
+		"an adjustment for no reason":     func(e *Event) { adjusted(e).Reason = "whim" },
+		"an adjustment to nothing":        func(e *Event) { adjusted(e); e.Outcome = nil },
+		"adjusted without adjustment":     func(e *Event) { adjusted(e); e.Adjustment = nil },
+		"a use under an adjustment's id":  func(e *Event) { adjusted(e); e.Kind = KindUsed },
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -30,7 +30,7 @@ const (
 	KindUsed     Kind = "used"     // the provider was called; what it used
 	KindReleased Kind = "released" // nothing was spent
 	KindExpired  Kind = "expired"  // the outcome never arrived
-	KindAdjusted Kind = "adjusted" // reconciliation corrected the ledger
+	KindAdjusted Kind = "adjusted" // what a request was charged was corrected
 	KindGranted  Kind = "granted"  // budget was added
 	KindRefused  Kind = "refused"  // refusals, aggregated
 	KindPolicy   Kind = "policy"   // a gateway took a policy into force
@@ -47,12 +47,13 @@ type Event struct {
 	Sequence   uint64    `json:"sequence,omitempty"` // per producer, from 1 without gap; 0 for producers that do not number
 	TraceID    string    `json:"trace_id,omitempty"`
 
-	Reservation *Reservation `json:"reservation,omitempty"` // reserved, used, released, expired
-	Outcome     *Outcome     `json:"outcome,omitempty"`     // used
+	Reservation *Reservation `json:"reservation,omitempty"` // reserved, used, released, expired, adjusted
+	Outcome     *Outcome     `json:"outcome,omitempty"`     // used, adjusted
 	Release     *Release     `json:"release,omitempty"`     // released
 	Refusals    *Refusals    `json:"refusals,omitempty"`    // refused
 	Policy      *Policy      `json:"policy,omitempty"`      // policy
 	Grant       *Grant       `json:"grant,omitempty"`       // granted
+	Adjustment  *Adjustment  `json:"adjustment,omitempty"`  // adjusted
 }
 
 // Reservation is what was set aside for one request, and for whom.
@@ -241,7 +242,7 @@ func (e *Event) check() error {
 	case KindGranted:
 		return e.checkGrant()
 	case KindAdjusted:
-		return fmt.Errorf("kind %q is not settled by this version", e.Kind)
+		return errors.Join(e.checkAdjustment(), e.checkReservation(), e.checkOutcome())
 	default:
 		return fmt.Errorf("unknown kind %q", e.Kind)
 	}
@@ -260,7 +261,11 @@ func (e *Event) checkReservation() error {
 	case r.OnExpiry != ExpiryCharge && r.OnExpiry != ExpiryRelease:
 		return fmt.Errorf("reservation %s: unknown on_expiry %q", r.ID, r.OnExpiry)
 	}
-	if e.ID != ID(r.ID, e.Kind) {
+	id := ID(r.ID, e.Kind)
+	if e.Kind == KindAdjusted && e.Adjustment != nil {
+		id = AdjustedID(r.ID, e.Adjustment.Number)
+	}
+	if e.ID != id {
 		return fmt.Errorf("event %s is not the %s event of reservation %s", e.ID, e.Kind, r.ID)
 	}
 	return nil
@@ -269,7 +274,7 @@ func (e *Event) checkReservation() error {
 func (e *Event) checkOutcome() error {
 	o := e.Outcome
 	if o == nil {
-		return errors.New("used without outcome")
+		return fmt.Errorf("%s without outcome", e.Kind)
 	}
 	negative := o.Usage.Negative() || o.Cost < 0
 	for _, other := range o.Others {

@@ -34,8 +34,8 @@ func PartitionTime(id string) (time.Time, error) {
 	return time.UnixMilli(ms).UTC(), nil
 }
 
-// ID is the id of an event: the UUIDv7 of what it is about and its kind. A reservation has at most one event of each kind;
-// events about no reservation (refused, policy) take a fresh UUIDv7.
+// ID is the id of an event: the UUIDv7 of what it is about and its kind. A reservation has at most one event of each kind, but
+// for its adjustments, see AdjustedID; events about no reservation (refused, policy) take a fresh UUIDv7.
 func ID(uuidv7 string, kind Kind) string { return uuidv7 + ":" + string(kind) }
 
 // What gateways and settlers agree on over NATS besides events.

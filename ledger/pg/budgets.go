@@ -68,13 +68,10 @@ func (p *posting) collectBudgets() {
 			p.charge(t.undone, ledger.Amounts{}.Sub(t.undone.Reservation.Held))
 			p.transfer = append(p.transfer, correction(t.row.event, t.undone))
 		}
-		if t.row.event == nil {
-			continue // decided by an earlier batch
+		if t.row.event != nil { // else decided by an earlier batch
+			p.charge(t.row.event, t.row.charged.Sub(t.before))
 		}
-		p.charge(t.row.event, t.row.charged)
-		if x, ok := finalTransfer(t.row); ok {
-			p.transfer = append(p.transfer, x)
-		}
+		p.transfer = append(p.transfer, t.transfers()...)
 	}
 }
 

@@ -15,12 +15,14 @@
 //
 // # States
 //
-// The events of a reservation decide its state by rank, used > released > expired > reserved, whatever order they arrive in:
+// The events of a reservation decide its state by rank, adjusted > used > released > expired > reserved, of several adjustments the
+// one with the highest number, whatever order they arrive in:
 //
 //	reserved            pending    charges nothing
 //	expired             expired    charges what was held, or nothing (the event says which); usage state unconfirmed
 //	released            released   charges nothing; takes an expiry's charge back
 //	used                settled    charges what was used; takes an expiry's charge back
+//	adjusted            settled    charges what the adjustment says; its transfer is the difference from what was charged before
 //	used and released   settled    and flagged used_after_release
 //
 // # Families
@@ -40,7 +42,7 @@
 //
 // For every budget: its used amounts are the sum of what reservations charge to it, named or not. For every app: the net of its spend
 // account is the sum of what its reservations charge. A charged reservation has exactly one final transfer that nothing took
-// back, also at zero cost; a released one has none. Verify proves them.
+// back, also at zero cost, and one for each adjustment, which sum to its charge; a released one has none. Verify proves them.
 //
 // # Not guaranteed
 //

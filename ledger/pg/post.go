@@ -144,21 +144,35 @@ type touch struct {
 	freshTop *event.Event // the deciding event among the new ones; nil without
 	reserved *event.Event // the Reserved event of the batch, new or not
 	released bool         // a new Released event is in the batch
+	used     *event.Event // the new Used event of the batch
+	adjusted []*event.Event
+	ends     bool // the batch says more of it than adjustments
 	row      reservationRow
-	undone   *event.Event // the Expired event whose charge this batch takes back
+	before   ledger.Amounts // what the same counters were charged before this batch
+	undone   *event.Event   // the Expired event whose charge this batch takes back
 }
 
+// The ranks of the events of one reservation.
+const (
+	rankReserved = iota + 1
+	rankExpired
+	rankReleased
+	rankUsed // of the n-th adjustment n more
+)
+
 // rank orders the events of one reservation: the highest decides its state. 0 for events about no reservation.
-func rank(kind event.Kind) int {
-	switch kind {
+func rank(e *event.Event) int {
+	switch e.Kind {
 	case event.KindReserved:
-		return 1
+		return rankReserved
 	case event.KindExpired:
-		return 2
+		return rankExpired
 	case event.KindReleased:
-		return 3
+		return rankReleased
 	case event.KindUsed:
-		return 4
+		return rankUsed
+	case event.KindAdjusted:
+		return rankUsed + e.Adjustment.Number
 	default:
 		return 0
 	}
@@ -169,7 +183,7 @@ func (p *posting) group(batch []Received) {
 	byID := map[string]*touch{}
 	for i := range batch {
 		e := batch[i].Event
-		if rank(e.Kind) == 0 || p.fates[i] == FateConflict {
+		if rank(e) == 0 || p.fates[i] == FateConflict {
 			continue
 		}
 		t := byID[e.Reservation.ID]
@@ -178,17 +192,25 @@ func (p *posting) group(batch []Received) {
 			byID[t.id] = t
 			p.touched = append(p.touched, t)
 		}
-		if t.top == nil || rank(e.Kind) > rank(t.top.Kind) {
+		if t.top == nil || rank(e) > rank(t.top) {
 			t.top = e
 		}
+		t.ends = t.ends || e.Kind != event.KindAdjusted
 		if e.Kind == event.KindReserved {
 			t.reserved = e
 		}
 		if p.fates[i] != FatePosted {
 			continue
 		}
-		t.released = t.released || e.Kind == event.KindReleased
-		if t.freshTop == nil || rank(e.Kind) > rank(t.freshTop.Kind) {
+		switch e.Kind {
+		case event.KindReleased:
+			t.released = true
+		case event.KindUsed:
+			t.used = e
+		case event.KindAdjusted:
+			t.adjusted = append(t.adjusted, e)
+		}
+		if t.freshTop == nil || rank(e) > rank(t.freshTop) {
 			t.freshTop = e
 		}
 	}
@@ -212,7 +234,9 @@ func (p *posting) writeBacks() []WriteBack {
 			}
 			continue
 		}
-		w.Endings = append(w.Endings, Ending{Reservation: *t.top.Reservation, Spent: t.row.charged})
+		if t.ends { // who was adjusted has ended long ago
+			w.Endings = append(w.Endings, Ending{Reservation: *t.top.Reservation, Spent: t.row.charged})
+		}
 		for _, key := range p.budgetKeys(t) {
 			keys[app][key] = true
 		}

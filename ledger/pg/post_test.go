@@ -61,6 +61,18 @@ func newEvent(kind event.Kind, app string, r event.Reservation, sequence uint64)
 	return e
 }
 
+// adjust is the n-th correction of what the used event's request was charged.
+func adjust(used *event.Event, number int, before, cost ledger.NanoUSD) *event.Event {
+	o := *used.Outcome
+	o.Cost, o.PriceRow = cost, fmt.Sprintf("openai/gpt-4o-mini@2024-07-18#%d", number)
+	o.Components = []event.Component{{Class: ledger.ClassInput, Tokens: o.Usage.Input, Cost: cost}}
+	return &event.Event{
+		V: event.Version, ID: event.AdjustedID(used.Reservation.ID, number), Kind: event.KindAdjusted, App: used.App, OccurredAt: used.OccurredAt,
+		Producer: "rerate", Reservation: used.Reservation, Outcome: &o,
+		Adjustment: &event.Adjustment{Number: number, Reason: event.AdjustmentPrice, Before: before, Gateway: used.Producer},
+	}
+}
+
 func received(t require.TestingT, e *event.Event, seq uint64) pg.Received {
 	body, err := e.Encode()
 	require.NoError(t, err)
@@ -225,6 +237,18 @@ func TestOrderDoesNotMatter(t *testing.T) {
 				e := newEvent(kind, app, r, sequence)
 				e.Producer = "gw-" + app
 				events = append(events, e)
+				if kind != event.KindUsed {
+					continue
+				}
+				cost := e.Outcome.Cost
+				for n := range rapid.IntRange(0, 3).Draw(t, "adjustments") {
+					before := cost
+					for cost == before {
+						cost = ledger.NanoUSD(rapid.IntRange(0, 3000).Draw(t, "cost"))
+					}
+					events = append(events, adjust(e, n+1, before, cost))
+				}
+				model.adjusted[r.ID] = cost
 			}
 			model.add(r, kinds)
 		}
@@ -245,7 +269,7 @@ func TestOrderDoesNotMatter(t *testing.T) {
 		require.Equal(t, model.finals(), lines(t, url, fmt.Sprintf(`
 			SELECT t.reservation_id || ' ' || t.kind || ' ' || t.amount_nanousd FROM transfers t JOIN reservations r USING (reservation_id, day)
 			WHERE r.app = '%s' AND t.kind IN ('settle', 'expire') AND NOT EXISTS (
-				SELECT FROM transfers c WHERE c.linked_transfer = t.event_id || '/' || t.kind) ORDER BY 1`, app)))
+				SELECT FROM transfers c WHERE c.kind = 'correct' AND c.linked_transfer = t.event_id || '/' || t.kind) ORDER BY 1`, app)))
 		require.Equal(t, model.budgets(), lines(t, url, fmt.Sprintf(`
 			SELECT DISTINCT requests || '/' || tokens || '/' || nanousd FROM budgets
 			WHERE (app = '%[1]s' OR subject = 'platform-%[1]s') AND (requests, tokens, nanousd) <> (0, 0, 0)`, app)))
@@ -284,9 +308,10 @@ func spread(t require.TestingT, store *pg.Store, events []*event.Event, posters,
 type model struct {
 	rows, final []string
 	total       ledger.Amounts
+	adjusted    map[string]ledger.NanoUSD // what the last adjustment of a used reservation charges
 }
 
-func newModel() *model { return &model{} }
+func newModel() *model { return &model{adjusted: map[string]ledger.NanoUSD{}} }
 
 func (m *model) add(r event.Reservation, kinds []event.Kind) {
 	has := map[event.Kind]bool{}
@@ -310,10 +335,13 @@ func (m *model) add(r event.Reservation, kinds []event.Kind) {
 			charge, transfer = r.Held, "expire"
 		}
 	}
-	m.rows = append(m.rows, fmt.Sprintf("%s %s %d/%d/%d %s", r.ID, state, charge.Requests, charge.Tokens, charge.NanoUSD, flags))
 	if transfer != "" {
 		m.final = append(m.final, fmt.Sprintf("%s %s %d", r.ID, transfer, charge.NanoUSD))
 	}
+	if has[event.KindUsed] {
+		charge.NanoUSD = m.adjusted[r.ID]
+	}
+	m.rows = append(m.rows, fmt.Sprintf("%s %s %d/%d/%d %s", r.ID, state, charge.Requests, charge.Tokens, charge.NanoUSD, flags))
 	m.total = m.total.Add(charge)
 }
 

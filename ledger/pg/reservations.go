@@ -31,6 +31,9 @@ type reservationRow struct {
 	charged ledger.Amounts
 	usage   ledger.UsageState
 	flags   []string
+
+	adjustments int  // the number of the adjustment that decides, 0 without one
+	both        bool // read from the database: flagged as used after a release
 }
 
 // rowOf folds: e is the deciding event, released whether a Released event is known besides it.
@@ -38,8 +41,9 @@ func rowOf(e *event.Event, released bool) reservationRow {
 	r := e.Reservation
 	row := reservationRow{event: e, flags: r.Flags}
 	switch e.Kind {
-	case event.KindUsed:
+	case event.KindUsed, event.KindAdjusted:
 		row.state, row.charged, row.usage = stateSettled, e.Outcome.Spent(), e.Outcome.UsageState
+		row.adjustments = rank(e) - rankUsed
 		if released {
 			row.flags = append(slices.Clone(r.Flags), flagUsedAfterRelease)
 		}
@@ -56,17 +60,17 @@ func rowOf(e *event.Event, released bool) reservationRow {
 	return row
 }
 
-// rankOfState is the rank of the event that made the state.
-func rankOfState(state string) int {
-	switch state {
+// rank is that of the event that made the row.
+func (r *reservationRow) rank() int {
+	switch r.state {
 	case stateSettled:
-		return rank(event.KindUsed)
+		return rankUsed + r.adjustments
 	case stateReleased:
-		return rank(event.KindReleased)
+		return rankReleased
 	case stateExpired:
-		return rank(event.KindExpired)
+		return rankExpired
 	default:
-		return rank(event.KindReserved)
+		return rankReserved
 	}
 }
 
@@ -87,14 +91,17 @@ func (p *posting) writeReservations(ctx context.Context, tx pgx.Tx) error {
 		case !found:
 			t.row = rowOf(t.freshTop, t.released)
 			made = append(made, t)
-		case t.freshTop == nil || rank(t.freshTop.Kind) < rankOfState(old.state):
+		case t.freshTop == nil || rank(t.freshTop) < old.rank():
 			t.row = old
 			if t.released && old.state == stateSettled {
 				flagged = append(flagged, t.id)
 			}
 		default:
-			t.row = rowOf(t.freshTop, t.released || old.state == stateReleased)
+			t.row = rowOf(t.freshTop, t.released || old.state == stateReleased || old.both)
 			replaced = append(replaced, t)
+			if old.state == stateSettled {
+				t.before = old.charged
+			}
 			if old.state == stateExpired && old.charged != (ledger.Amounts{}) {
 				undone = append(undone, event.ID(t.id, event.KindExpired))
 			}
@@ -131,7 +138,7 @@ func (p *posting) loadUndone(ctx context.Context, tx pgx.Tx, ids []string) error
 // lockReservations reads, and locks in the order of their ids, the rows that were there before this batch.
 func (p *posting) lockReservations(ctx context.Context, tx pgx.Tx) (map[string]reservationRow, error) {
 	const query = `
-SELECT r.reservation_id, r.state, r.usage_state, r.charged_requests, r.charged_tokens, r.charged_nanousd
+SELECT r.reservation_id, r.state, r.usage_state, r.charged_requests, r.charged_tokens, r.charged_nanousd, r.adjustments, r.flags @> $3
 FROM unnest($1::text[], $2::date[]) AS k (reservation_id, day)
 JOIN reservations r ON r.reservation_id = k.reservation_id AND r.day = k.day
 ORDER BY r.reservation_id
@@ -144,13 +151,16 @@ FOR UPDATE OF r`
 	for i, t := range p.touched {
 		ids[i], days[i] = t.id, day(t.id)
 	}
-	rows, err := tx.Query(ctx, query, ids, days)
+	rows, err := tx.Query(ctx, query, ids, days, []string{flagUsedAfterRelease})
 	if err != nil {
 		return nil, fmt.Errorf("lock reservations: %w", err)
 	}
 	var id string
 	var row reservationRow
-	_, err = pgx.ForEachRow(rows, []any{&id, &row.state, &row.usage, &row.charged.Requests, &row.charged.Tokens, &row.charged.NanoUSD}, func() error {
+	into := []any{
+		&id, &row.state, &row.usage, &row.charged.Requests, &row.charged.Tokens, &row.charged.NanoUSD, &row.adjustments, &row.both,
+	}
+	_, err = pgx.ForEachRow(rows, into, func() error {
 		before[id] = row
 		return nil
 	})
@@ -196,7 +206,7 @@ func reservationArrays(touches []*touch) []any {
 	for i := range texts {
 		texts[i] = make([]string, n)
 	}
-	numbers := make([][]int64, 27)
+	numbers := make([][]int64, 28)
 	for i := range numbers {
 		numbers[i] = make([]int64, n)
 	}
@@ -218,7 +228,7 @@ func reservationArrays(touches []*touch) []any {
 		}
 		for c, text := range [...]string{
 			t.id, row.state, e.App, r.Key, r.User, r.Plan, r.Provider, r.ModelRequested, r.ModelJudged, r.Model, o.ModelServed,
-			r.Endpoint, e.Producer, e.TraceID, r.PolicyRevision, priceRow(e), string(r.OnExpiry), string(row.usage), string(o.ServiceTier),
+			r.Endpoint, reporter(e), e.TraceID, r.PolicyRevision, priceRow(e), string(r.OnExpiry), string(row.usage), string(o.ServiceTier),
 			finish,
 		} {
 			texts[c][i] = clean(text)
@@ -231,12 +241,12 @@ func reservationArrays(touches []*touch) []any {
 			int64(u.InputVideo), int64(u.CachedInputAudio), int64(u.CachedInputImage),
 			int64(u.Output), int64(u.Reasoning), int64(u.OutputAudio), int64(u.OutputImage), int64(u.OutputVideo),
 			u.Calls.WebSearch, u.Calls.FileSearch, u.Calls.CodeInterpreter,
-			int64(status), o.FirstByteMS, o.DurationMS,
+			int64(status), o.FirstByteMS, o.DurationMS, int64(row.adjustments),
 		} {
 			numbers[c][i] = number
 		}
 	}
-	args := make([]any, 0, 54)
+	args := make([]any, 0, 55)
 	for _, column := range texts {
 		args = append(args, column)
 	}
@@ -277,6 +287,14 @@ func joinedFlags(touches []*touch) []*string {
 		}
 	}
 	return joined
+}
+
+// reporter is who told of the end, which an adjustment does not change.
+func reporter(e *event.Event) string {
+	if e.Adjustment != nil {
+		return e.Adjustment.Gateway
+	}
+	return e.Producer
 }
 
 // priceRow is the row that decided the cost, or the one the estimate was made from.

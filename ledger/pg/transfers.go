@@ -17,6 +17,7 @@ const (
 	transferSettle  = "settle"  // what a request used
 	transferExpire  = "expire"  // what was held for a request whose outcome never arrived
 	transferCorrect = "correct" // takes an expiry's charge back
+	transferAdjust  = "adjust"  // corrects what a use was charged, by the difference
 	transferGrant   = "grant"   // dollars added to a budget, or taken back
 )
 
@@ -28,7 +29,7 @@ type transfer struct {
 	amount        ledger.NanoUSD
 	priceRow      string
 	components    *string // JSON, nil for none
-	linked        *string // id of the transfer taken back
+	linked        *string // id of the transfer taken back or adjusted
 	occurredAt    time.Time
 }
 
@@ -41,25 +42,56 @@ func unconfirmedAccount(e *event.Event) string {
 	return clean("provider:" + e.Reservation.Provider + ":unconfirmed")
 }
 
-// finalTransfer is the one transfer of a reservation that was charged, also at zero cost. Others have none.
-func finalTransfer(row reservationRow) (transfer, bool) {
-	e := row.event
-	x := transfer{cause: e, debit: spendAccount(e), amount: row.charged.NanoUSD, priceRow: priceRow(e), occurredAt: e.OccurredAt}
-	switch {
-	case row.state == stateSettled:
-		x.kind, x.credit = transferSettle, payableAccount(e)
-		if len(e.Outcome.Components) > 0 {
-			if text, err := json.Marshal(e.Outcome.Components); err == nil { // plain numbers and strings always marshal
-				components := string(text)
-				x.components = &components
-			}
-		}
-	case row.state == stateExpired && row.usage == ledger.UsageUnconfirmed:
-		x.kind, x.credit = transferExpire, unconfirmedAccount(e)
-	default:
-		return transfer{}, false
+// transfers are those that the batch's new events about a reservation make: one of its use, also at zero cost, one of each
+// adjustment, and one of an expiry that charges and that nothing outranks.
+func (t *touch) transfers() []transfer {
+	var made []transfer
+	if e := t.used; e != nil {
+		made = append(made, transfer{
+			cause: e, kind: transferSettle, debit: spendAccount(e), credit: payableAccount(e), amount: e.Outcome.Cost, priceRow: priceRow(e),
+			components: componentsOf(e), occurredAt: e.OccurredAt,
+		})
 	}
-	return x, true
+	if e := t.row.event; e != nil && t.row.state == stateExpired && t.row.usage == ledger.UsageUnconfirmed {
+		made = append(made, transfer{
+			cause: e, kind: transferExpire, debit: spendAccount(e), credit: unconfirmedAccount(e), amount: t.row.charged.NanoUSD,
+			priceRow: priceRow(e), occurredAt: e.OccurredAt,
+		})
+	}
+	for _, e := range t.adjusted {
+		made = append(made, adjustment(e))
+	}
+	return made
+}
+
+// adjustment moves the difference between what was charged and what it should have been. It counts for the day of the use, like a
+// correction, and names everything that the new cost was computed from.
+func adjustment(e *event.Event) transfer {
+	linked := event.ID(e.Reservation.ID, event.KindUsed) + "/" + transferSettle
+	if n := e.Adjustment.Number; n > 1 {
+		linked = event.AdjustedID(e.Reservation.ID, n-1) + "/" + transferAdjust
+	}
+	x := transfer{
+		cause: e, kind: transferAdjust, debit: spendAccount(e), credit: payableAccount(e), amount: e.Outcome.Cost - e.Adjustment.Before,
+		priceRow: priceRow(e), components: componentsOf(e), linked: &linked, occurredAt: e.OccurredAt,
+	}
+	if x.amount < 0 {
+		x.debit, x.credit, x.amount = x.credit, x.debit, -x.amount
+	}
+	return x
+}
+
+// componentsOf are the outcome's, as JSON, nil for none.
+func componentsOf(e *event.Event) *string {
+	if len(e.Outcome.Components) == 0 {
+		return nil
+	}
+	text, err := json.Marshal(e.Outcome.Components)
+	if err != nil {
+		return nil // plain numbers and strings always marshal
+	}
+	components := string(text)
+	return &components
 }
 
 // correction takes back what expired charged. It counts for the same day, so that every day's sum is what was used.
@@ -103,7 +135,7 @@ func (p *posting) insertTransfers(ctx context.Context, tx pgx.Tx) error {
 func accountsOf(batch []Received) map[string]string {
 	names := map[string]string{}
 	for _, x := range batch {
-		if rank(x.Event.Kind) >= rank(event.KindExpired) {
+		if rank(x.Event) >= rankExpired {
 			names[spendAccount(x.Event)] = "spend"
 			names[payableAccount(x.Event)] = "payable"
 			names[unconfirmedAccount(x.Event)] = "unconfirmed"

@@ -75,8 +75,8 @@ func unnamedCharges(ctx context.Context, tx pgx.Tx) ([]any, error) {
 const bodyJSON = `replace(convert_from(e.body, 'UTF8'), '\u0000', '\ufffd')::json`
 
 // chargesByBudget derives from the deciding events what every budget must carry, and how much of it nobody judged: what a
-// request used beyond what it held, and all of a request that was admitted without Redis, past a limit that refuses nobody, or
-// under a policy without the budget.
+// request used beyond what it held, what adjustments added to it, and all of a request that was admitted without Redis, past a
+// limit that refuses nobody, or under a policy without the budget.
 const chargesByBudget = `
 WITH counted AS (
     SELECT CASE WHEN c ->> 'tier' IN ('app', 'key', 'user') THEN r.app ELSE '' END AS app,
@@ -91,7 +91,9 @@ WITH counted AS (
     CROSS JOIN LATERAL (SELECT
         CASE WHEN r.flags && '{degraded,flagged,shadow}' THEN 0 ELSE r.held_requests END AS requests,
         CASE WHEN r.flags && '{degraded,flagged,shadow}' THEN 0 ELSE r.held_tokens END AS tokens,
-        CASE WHEN r.flags && '{degraded,flagged,shadow}' THEN 0 ELSE r.held_nanousd END AS nanousd) h
+        CASE WHEN r.flags && '{degraded,flagged,shadow}' THEN 0
+             WHEN r.adjustments > 0 THEN least(r.held_nanousd, (` + bodyJSON + ` -> 'outcome' ->> 'cost_nanousd')::bigint)
+             ELSE r.held_nanousd END AS nanousd) h
     CROSS JOIN LATERAL json_array_elements(` + bodyJSON + ` -> 'reservation' -> 'counters') AS c
     WHERE r.state IN ('settled', 'expired')
     UNION ALL
@@ -106,12 +108,14 @@ WITH counted AS (
     GROUP BY 1, 2, 3, 4
 )`
 
-// finalTransfers are the charges that no correction took back.
+// finalTransfers are the charges that no correction took back, with what adjustments added to them.
 const finalTransfers = `
 WITH final AS (
-    SELECT t.reservation_id, t.day, count(*) AS n, sum(t.amount_nanousd) AS nanousd
+    SELECT t.reservation_id, t.day, count(*) FILTER (WHERE t.kind <> 'adjust') AS n,
+        sum(CASE WHEN t.kind <> 'adjust' OR a.kind = 'spend' THEN t.amount_nanousd ELSE -t.amount_nanousd END) AS nanousd
     FROM transfers t
-    WHERE t.kind IN ('settle', 'expire') AND NOT EXISTS (
+    LEFT JOIN accounts a ON a.account_id = t.debit_account_id
+    WHERE t.kind IN ('settle', 'expire', 'adjust') AND NOT EXISTS (
         SELECT FROM transfers c WHERE c.kind = 'correct' AND c.day = t.day AND c.linked_transfer = t.event_id || '/' || t.kind)
     GROUP BY 1, 2
 )`
@@ -144,7 +148,7 @@ WHERE CASE l.unit WHEN 'requests' THEN b.requests - c.over_requests
 	{"I3 reservations-end", "reservations pending more than a minute after their deadline", `
 SELECT count(*), coalesce(min(reservation_id), '') FROM reservations WHERE state = 'pending' AND deadline < now() - interval '1 minute'`},
 
-	{"I4 one-final-transfer", "reservations whose final transfers are not exactly their charge", finalTransfers + `
+	{"I4 one-final-transfer", "reservations that have not exactly one final transfer, or whose transfers are not their charge", finalTransfers + `
 SELECT count(*), coalesce(min(reservation_id), '')
 FROM (SELECT reservation_id, day, charged_nanousd, (state = 'settled' OR usage_state = 'unconfirmed')::int AS want FROM reservations) r
 FULL JOIN final f USING (reservation_id, day)
@@ -164,7 +168,7 @@ FULL JOIN (
     SELECT a.name, sum(CASE WHEN t.debit_account_id = a.account_id THEN t.amount_nanousd ELSE -t.amount_nanousd END) AS nanousd
     FROM accounts a
     JOIN transfers t ON a.account_id IN (t.debit_account_id, t.credit_account_id)
-    WHERE a.kind = 'spend' AND t.kind IN ('settle', 'expire', 'correct')
+    WHERE a.kind = 'spend' AND t.kind IN ('settle', 'expire', 'correct', 'adjust')
     GROUP BY 1
 ) t USING (name)
 WHERE coalesce(r.nanousd, 0) <> coalesce(t.nanousd, 0)`},
@@ -181,17 +185,19 @@ FULL JOIN (
 ) t USING (name)
 WHERE coalesce(g.nanousd, 0) <> coalesce(t.nanousd, 0)`},
 
-	{"I5 charges-equal-events", "used events whose cost or tokens are not what their request was charged", `
+	{"I5 charges-equal-events", "used events, or their latest adjustments, whose cost or tokens are not what their request was charged", `
 SELECT count(*), coalesce(min(e.event_id), '')
 FROM events e
 CROSS JOIN LATERAL (SELECT ` + bodyJSON + ` -> 'outcome' AS outcome) o
 LEFT JOIN reservations r ON r.reservation_id = split_part(e.event_id, ':', 1) AND r.day = e.day AND r.state = 'settled'
-WHERE e.kind = 'used' AND (
+WHERE (e.kind = 'used' AND coalesce(r.adjustments, 0) = 0
+    OR e.kind = 'adjusted' AND split_part(e.event_id, ':', 3)::integer >= coalesce(r.adjustments, 0)
+) AND (
     r.charged_nanousd IS DISTINCT FROM (o.outcome ->> 'cost_nanousd')::bigint
     OR r.charged_tokens IS DISTINCT FROM (
         SELECT coalesce(sum(u.value::bigint), 0) FROM json_each_text(o.outcome -> 'usage') AS u WHERE u.key <> 'calls'))`},
 
-	{"I6 double-entry", "transfers without two accounts, and corrections that do not mirror one charge", `
+	{"I6 double-entry", "transfers without two accounts, corrections that do not mirror one charge, and adjustments of none", `
 SELECT count(*), coalesce(min(wrong), '')
 FROM (
     SELECT t.event_id || '/' || t.kind AS wrong FROM transfers t
@@ -202,6 +208,10 @@ FROM (
     LEFT JOIN transfers t ON t.day = c.day AND t.event_id = split_part(c.linked_transfer, '/', 1) AND t.kind = 'expire'
     WHERE c.kind = 'correct' AND (t.amount_nanousd IS DISTINCT FROM c.amount_nanousd
         OR t.debit_account_id IS DISTINCT FROM c.credit_account_id OR t.credit_account_id IS DISTINCT FROM c.debit_account_id)
+    UNION ALL
+    SELECT c.event_id || '/' || c.kind FROM transfers c
+    WHERE c.kind = 'adjust' AND NOT EXISTS (SELECT FROM transfers t WHERE t.day = c.day
+        AND t.event_id = split_part(c.linked_transfer, '/', 1) AND t.kind = split_part(c.linked_transfer, '/', 2))
 ) x`},
 
 	{"I6 trial-balance", "nano-dollars by which all debits differ from all credits", `
@@ -217,7 +227,12 @@ FROM (
         + cached_input_image_tokens + output_video_tokens
     UNION ALL
     SELECT t.event_id || '/' || t.kind FROM transfers t
-    WHERE t.components IS NOT NULL AND t.amount_nanousd <> (
+    WHERE t.components IS NOT NULL AND t.kind <> 'adjust' AND t.amount_nanousd <> (
+        SELECT coalesce(sum((c ->> 'nanousd')::bigint), 0) FROM json_array_elements(t.components) AS c)
+    UNION ALL
+    SELECT r.reservation_id FROM reservations r
+    LEFT JOIN transfers t ON t.event_id = r.reservation_id || ':adjusted:' || r.adjustments AND t.kind = 'adjust' AND t.day = r.day
+    WHERE r.adjustments > 0 AND r.charged_nanousd <> (
         SELECT coalesce(sum((c ->> 'nanousd')::bigint), 0) FROM json_array_elements(t.components) AS c)
 ) x`},
 

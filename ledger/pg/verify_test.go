@@ -25,7 +25,12 @@ func TestVerifyNamesWhatIsBroken(t *testing.T) {
 		{"charge changed", `UPDATE reservations SET charged_tokens = 1`, "I5 charges-equal-events"},
 		{"classes changed", `UPDATE reservations SET input_tokens = input_tokens + 1`, "I7 classes-sum"},
 		{"event lost", `UPDATE producers SET seen = seen - '{[1,2)}'`, "I8 no-gaps"},
-		{"pending for ever", `UPDATE reservations SET state = 'pending', ended_at = NULL, charged_requests = 0, charged_tokens = 0, charged_nanousd = 0`, "I3 reservations-end"},
+		{"adjustment lost", `DELETE FROM transfers WHERE kind = 'adjust'`, "I4 one-final-transfer"},
+		{"adjustment changed", `UPDATE transfers SET amount_nanousd = 1 WHERE kind = 'adjust'`, "I5 transfers-equal-charges"},
+		{"adjustment of nothing", `UPDATE transfers SET linked_transfer = 'mine/settle' WHERE kind = 'adjust'`, "I6 double-entry"},
+		{"adjustment undone", `UPDATE reservations SET adjustments = 0, charged_nanousd = 500`, "I5 charges-equal-events"},
+		{"adjusted cost changed", `UPDATE transfers SET components = '[]' WHERE kind = 'adjust'`, "I7 classes-sum"},
+		{"pending for ever", `UPDATE reservations SET state = 'pending', ended_at = NULL, adjustments = 0, charged_requests = 0, charged_tokens = 0, charged_nanousd = 0`, "I3 reservations-end"},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
@@ -40,7 +45,9 @@ func TestVerifyNamesWhatIsBroken(t *testing.T) {
 					Name: "app-day", Tier: ledger.TierApp, Family: "app", Unit: ledger.UnitUSD, Period: ledger.PeriodDay, Limit: 500, Hard: true,
 				}}},
 			}
-			mustPost(t, store, newEvent(event.KindReserved, "checkout", r, 1), newEvent(event.KindUsed, "checkout", r, 2), policy)
+			used := newEvent(event.KindUsed, "checkout", r, 2)
+			mustPost(t, store, newEvent(event.KindReserved, "checkout", r, 1), used, policy)
+			mustPost(t, store, adjust(used, 1, 500, 600))
 			requireVerified(t, store)
 
 			ctx := context.Background()
