@@ -32,7 +32,7 @@ func gatewayAt(t *testing.T, s *system.System, off func() time.Duration) string 
 		return map[string]string{"TOLLGATE_SIM_URL": s.Sim.URL}[name], true
 	})
 	require.NoError(t, err)
-	p.Providers["openai"].APIKeyEnv = ""
+	p.Providers["openai"].Keys[0].Env = ""
 	client, err := lua.Connect(s.Redis.URL(0), lua.Options{Timeout: 5 * time.Second})
 	require.NoError(t, err)
 	nc, err := nats.Connect(s.NATS.ClientURL(), nats.ReconnectBufSize(-1))
@@ -43,7 +43,7 @@ func gatewayAt(t *testing.T, s *system.System, off func() time.Duration) string 
 	require.NoError(t, err)
 	g, err := gateway.New(gateway.Config{
 		LimiterTimeout: 5 * time.Second, MaxBody: 1 << 20, DialTimeout: 5 * time.Second, HeaderTimeout: time.Minute, ShutdownTimeout: 30 * time.Second,
-		RefusalsEvery: time.Second, ConfirmEvery: time.Second,
+		RefusalsEvery: time.Second, ConfirmEvery: time.Second, MaxBodies: 1 << 30,
 	}, gateway.Deps{
 		Scripts: lua.New(client), NATS: nc, Outbox: box, Policy: p, Log: slog.New(slog.DiscardHandler),
 		Registry: prometheus.NewRegistry(), Now: func() time.Time { return time.Now().Add(off()) },

@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"time"
+
+	"tollgate/gateway/provider"
 )
 
 // Config is the gateway's own part of the configuration.
@@ -11,8 +13,12 @@ type Config struct {
 	// One Redis call of a decision; when it is late, the gateway judges by itself.
 	LimiterTimeout  time.Duration `env:"TOLLGATE_LIMITER_TIMEOUT" envDefault:"50ms"`
 	MaxBody         int64         `env:"TOLLGATE_MAX_BODY_BYTES" envDefault:"33554432"`
+	MaxBodies       int64         `env:"TOLLGATE_BODIES_MAX_BYTES" envDefault:"8589934592"` // of large bodies on disk, all together
 	DialTimeout     time.Duration `env:"TOLLGATE_UPSTREAM_DIAL_TIMEOUT" envDefault:"5s"`
+	TLSTimeout      time.Duration `env:"TOLLGATE_UPSTREAM_TLS_TIMEOUT" envDefault:"5s"`
 	HeaderTimeout   time.Duration `env:"TOLLGATE_UPSTREAM_HEADER_TIMEOUT" envDefault:"10m"` // until the provider's first byte
+	IdleTimeout     time.Duration `env:"TOLLGATE_UPSTREAM_IDLE_TIMEOUT" envDefault:"5m"`    // between two pieces of an answer
+	TotalTimeout    time.Duration `env:"TOLLGATE_UPSTREAM_TIMEOUT" envDefault:"1h"`         // one attempt, its answer included
 	ShutdownTimeout time.Duration `env:"TOLLGATE_SHUTDOWN_TIMEOUT" envDefault:"30s"`        // for answers in progress and the flush
 	RefusalsEvery   time.Duration `env:"TOLLGATE_REFUSALS_EVERY" envDefault:"10s"`          // between two records of what was refused
 	// ConfirmEvery is how often the settler is asked which of this gateway's events Postgres holds. What a stream lost is sent
@@ -22,12 +28,17 @@ type Config struct {
 	TrustedProxies []string `env:"TOLLGATE_TRUSTED_PROXIES"`
 }
 
+func (c Config) timeouts() provider.Timeouts {
+	return provider.Timeouts{Dial: c.DialTimeout, TLS: c.TLSTimeout, Header: c.HeaderTimeout, Idle: c.IdleTimeout, Total: c.TotalTimeout}
+}
+
 // Validate joins every problem, each with its variable's name.
 func (c Config) Validate() error {
 	var problems []error
 	for name, d := range map[string]time.Duration{
 		"TOLLGATE_LIMITER_TIMEOUT": c.LimiterTimeout, "TOLLGATE_UPSTREAM_DIAL_TIMEOUT": c.DialTimeout,
-		"TOLLGATE_UPSTREAM_HEADER_TIMEOUT": c.HeaderTimeout, "TOLLGATE_SHUTDOWN_TIMEOUT": c.ShutdownTimeout,
+		"TOLLGATE_UPSTREAM_TLS_TIMEOUT": c.TLSTimeout, "TOLLGATE_UPSTREAM_HEADER_TIMEOUT": c.HeaderTimeout,
+		"TOLLGATE_UPSTREAM_IDLE_TIMEOUT": c.IdleTimeout, "TOLLGATE_UPSTREAM_TIMEOUT": c.TotalTimeout, "TOLLGATE_SHUTDOWN_TIMEOUT": c.ShutdownTimeout,
 		"TOLLGATE_REFUSALS_EVERY": c.RefusalsEvery, "TOLLGATE_CONFIRM_EVERY": c.ConfirmEvery,
 	} {
 		if d <= 0 {
@@ -36,6 +47,9 @@ func (c Config) Validate() error {
 	}
 	if c.MaxBody < 1<<10 {
 		problems = append(problems, fmt.Errorf("TOLLGATE_MAX_BODY_BYTES: must be at least 1024, not %d", c.MaxBody))
+	}
+	if c.MaxBodies < c.MaxBody {
+		problems = append(problems, fmt.Errorf("TOLLGATE_BODIES_MAX_BYTES: must be at least TOLLGATE_MAX_BODY_BYTES, not %d", c.MaxBodies))
 	}
 	_, err := c.trustedProxies()
 	return errors.Join(append(problems, err)...)

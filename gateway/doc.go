@@ -7,6 +7,8 @@
 //   - A provider is called only after the reservation's event is durable.
 //   - Every reservation gets a Used or a Released event from the gateway that made it, unless that gateway dies; then it
 //     expires.
+//   - A request is made again only when it cost nothing for sure; each attempt that was answered is a reservation of its own.
+//   - Memory does not grow with the size of bodies.
 //   - An answer that broke off upstream never looks complete to the caller.
 //   - On shutdown new requests are refused, answers in progress finish, and events are flushed.
 package gateway

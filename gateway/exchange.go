@@ -3,7 +3,6 @@ package gateway
 import (
 	"context"
 	"errors"
-	"io"
 	"mime"
 	"net/http"
 	"time"
@@ -26,13 +25,17 @@ type exchange struct {
 	start    time.Time
 
 	caller  admission.Caller
-	request *provider.Request
+	body    *body
+	copies  []*body           // of a large body, changed for a provider
+	request *provider.Request // of a large body without it
 	verdict *admission.Verdict
 	judged  moment
 	traceID string
 
 	estimates map[string]provider.Estimate // by upstream model
 	input     ledger.Tokens                // what is held for it: the estimate that was made last is the one that was admitted
+
+	attempts attempts
 
 	firstByte time.Duration // from sending the request to the provider's answer header; 0 without one
 
@@ -56,17 +59,16 @@ func (g *Gateway) serve(w http.ResponseWriter, r *http.Request, endpoint provide
 	g.active.Add(1)
 	defer g.active.Add(-1)
 	x := g.exchange(w, r, endpoint, model)
+	defer x.closeBody()
 	defer x.finish()
-	if !x.identify() || !x.parse() || !x.continuesOwn() || !x.reserve() || !x.recordReserved() || !x.stillStands() {
+	if !x.identify() || !x.parse() || !x.continuesOwn() {
 		return
 	}
-	ctx, leave := x.upstreamContext()
-	defer leave()
-	response, ok := x.forward(ctx)
+	response, leave, ok := x.answered()
 	if !ok {
 		return
 	}
-	defer response.Body.Close()
+	defer leave()
 	switch {
 	case response.StatusCode >= http.StatusMultipleChoices:
 		x.passRefused(response)
@@ -100,33 +102,6 @@ func (x *exchange) identify() bool {
 	return refusal == nil
 }
 
-// parse reads the body whole: it is parsed anyway, and an upstream that answers before it has taken all of a body that is
-// still being read would cut the answer.
-func (x *exchange) parse() bool {
-	body, err := readBody(x.w, x.r, x.g.config.MaxBody)
-	if err == nil {
-		x.request, err = x.endpoint.Read(provider.Call{
-			Model: x.model, Query: x.r.URL.Query(), ContentType: x.r.Header.Get("Content-Type"), Body: body,
-		})
-	}
-	if err == nil {
-		err = provider.CheckUser(userHeader, x.r.Header.Get(userHeader))
-	}
-	var tooLarge *http.MaxBytesError
-	var bad *provider.RequestError
-	switch {
-	case err == nil:
-		return true
-	case errors.As(err, &tooLarge):
-		x.problem(problem{reason: ledger.ReasonBodyTooLarge, message: "the body is larger than the gateway accepts"})
-	case errors.As(err, &bad):
-		x.problem(problem{reason: ledger.ReasonBadRequest, message: bad.Error(), param: bad.Param})
-	default:
-		x.problem(problem{reason: ledger.ReasonBadRequest, message: "the body could not be read: " + err.Error()})
-	}
-	return false
-}
-
 // secretOf is the caller's API key. Google's SDKs may send it in the query, which goes nowhere from here.
 func secretOf(r *http.Request) string {
 	secret := admission.Secret(r.Header)
@@ -136,16 +111,6 @@ func secretOf(r *http.Request) string {
 	return secret
 }
 
-func readBody(w http.ResponseWriter, r *http.Request, limit int64) ([]byte, error) {
-	reader := http.MaxBytesReader(w, r.Body, limit)
-	if r.ContentLength > 0 && r.ContentLength <= limit {
-		body := make([]byte, r.ContentLength)
-		_, err := io.ReadFull(reader, body)
-		return body, err
-	}
-	return io.ReadAll(reader)
-}
-
 // reserve has the request judged. Where Redis may hold a reservation that was refused, its release goes on record.
 func (x *exchange) reserve() bool {
 	verdict, err := x.g.admission.Admit(x.r.Context(), &admission.Ask{
@@ -153,6 +118,7 @@ func (x *exchange) reserve() bool {
 		IP: ClientIP(x.r, x.g.trusted), Protocol: x.endpoint.Protocol, Streamed: x.request.Stream,
 		Estimate: x.estimate, Also: x.request.Also, Calls: x.request.Calls(), Tier: x.request.Tier(),
 		Unbilled: x.endpoint.Unbilled(),
+		Attempt:  x.attempts.n, First: x.attempts.first, Without: x.attempts.without, OnlyKey: x.attempts.only,
 	})
 	if err != nil {
 		x.g.log.Error("limits cannot be judged", "app", x.caller.App, "error", err)
@@ -192,18 +158,6 @@ func (x *exchange) estimate(model string) (input, output ledger.Tokens) {
 // heldOutput is what was held for the answer.
 func (x *exchange) heldOutput() ledger.Tokens {
 	return max(0, x.verdict.Reservation.Held.Tokens-x.input)
-}
-
-// rawEstimate reads the body for a model once, however often its request is judged.
-func (x *exchange) rawEstimate(model string) provider.Estimate {
-	if e, known := x.estimates[model]; known {
-		return e
-	}
-	if x.estimates == nil {
-		x.estimates = map[string]provider.Estimate{}
-	}
-	x.estimates[model] = x.request.Estimate(model)
-	return x.estimates[model]
 }
 
 // userHeader names the end user, before the body does.
@@ -253,89 +207,18 @@ func (x *exchange) stillStands() bool {
 	return false
 }
 
-// forward sends the request. It runs on when the caller leaves, so that what was spent is learned; a stream is cancelled
-// then by its relay, where the provider's policy says so.
-func (x *exchange) forward(ctx context.Context) (*http.Response, bool) {
-	res := x.verdict.Reservation
-	body, err := x.request.UpstreamBody(res.Model, x.verdict.Provider.API)
-	if err != nil {
-		x.release(&event.Release{Reason: ledger.ReasonBadRequest})
-		x.problem(problem{reason: ledger.ReasonBadRequest, message: err.Error()})
-		return nil, false
-	}
-	response, err := x.send(ctx, body)
-	if err != nil {
-		x.sendFailed(err)
-	}
-	return response, err == nil
-}
-
-// send asks the provider.
-func (x *exchange) send(ctx context.Context, body []byte) (*http.Response, error) {
-	res := &x.verdict.Reservation
-	header := provider.ForwardHeader(x.r.Header)
-	if res.ID != "" {
-		header["X-Tollgate-Request-Id"] = []string{res.ID}
-	}
-	sent := time.Now()
-	response, err := x.verdict.Upstream.Send(ctx, x.request.Target(res.Model), header, body)
-	took, code := time.Since(sent), 0
-	if err == nil {
-		x.firstByte, code = took, response.StatusCode
-	}
-	x.g.metrics.upstream(res.Provider, res.Model, code, took)
-	return response, err
-}
-
-func (x *exchange) upstreamContext() (ctx context.Context, leave func()) {
-	ctx = x.r.Context()
-	if !x.request.Stream || x.verdict.Provider.OnDisconnect != policy.OnDisconnectCancel {
-		ctx = context.WithoutCancel(ctx)
-	}
-	ctx, cancel := context.WithCancel(ctx)
-	stop := context.AfterFunc(x.g.work, cancel)
-	return ctx, func() {
-		stop()
-		cancel()
-	}
-}
-
-// sendFailed settles a call that brought no answer: nothing was spent when not a byte was sent; else nobody knows, and the
-// estimate is charged.
-func (x *exchange) sendFailed(err error) {
-	res := x.verdict.Reservation
-	x.g.log.Warn("no answer from the provider", "request_id", res.ID, "provider", res.Provider, "error", err)
-	reason, sent := x.whyUnanswered(err)
-	if sent {
-		x.used(provider.Answer{Finish: reason}, 0, x.heldOutput())
-	} else {
-		x.release(&event.Release{Reason: reason})
-	}
-	x.problem(problem{reason: reason, message: "the provider " + res.Provider + " did not answer"})
-}
-
-// whyUnanswered is what went wrong with a call, and whether the provider may have received it.
-func (x *exchange) whyUnanswered(err error) (reason ledger.Reason, sent bool) {
-	var send *provider.SendError
-	sent = errors.As(err, &send) && send.Sent
-	switch {
-	case x.r.Context().Err() != nil:
-		return ledger.ReasonClientGone, sent
-	case sent && send.Timeout():
-		return ledger.ReasonUpstreamTimeout, sent
-	default:
-		return ledger.ReasonUpstreamFailed, sent
-	}
-}
-
 // passRefused passes on an answer that is no success: the provider bills nothing for it. Some providers tell back the key
 // that they do not accept.
 func (x *exchange) passRefused(response *http.Response) {
 	x.release(&event.Release{Reason: ledger.ReasonUpstreamFailed, Status: response.StatusCode})
-	body, _, err := x.endpoint.ReadAnswer(response)
+	x.passReleased(response)
+}
+
+func (x *exchange) passReleased(response *http.Response) {
+	body, answer, err := x.endpoint.ReadAnswer(response)
 	if err != nil {
 		x.g.log.Warn("the provider's answer broke off", "request_id", x.verdict.Reservation.ID, "error", err)
-		x.problem(problem{reason: ledger.ReasonUpstreamCut, message: "the provider's answer broke off"})
+		x.problem(brokeOff(answer.Finish, err))
 		return
 	}
 	x.reason = ledger.ReasonUpstreamFailed
@@ -360,7 +243,7 @@ func (x *exchange) passBody(response *http.Response) {
 	x.remember(answer.UpstreamID)
 	if err != nil {
 		x.g.log.Warn("the provider's answer broke off", "request_id", x.verdict.Reservation.ID, "error", err)
-		x.problem(problem{reason: ledger.ReasonUpstreamCut, message: "the provider's answer broke off"})
+		x.problem(brokeOff(answer.Finish, err))
 		return
 	}
 	x.writeHeader(response)
@@ -383,8 +266,8 @@ func (x *exchange) passStream(response *http.Response, relay func(sink provider.
 		return // it came to its end, be that an error of the provider's
 	}
 	x.g.log.Warn("stream not completed", "request_id", x.verdict.Reservation.ID, "finish", answer.Finish, "error", err)
-	if answer.Finish == ledger.ReasonUpstreamCut && !answer.FirstByte {
-		x.problem(problem{reason: ledger.ReasonUpstreamCut, message: "the provider's answer broke off"})
+	if !answer.FirstByte && answer.Finish != ledger.ReasonClientGone {
+		x.problem(brokeOff(answer.Finish, err))
 		return
 	}
 	panic(http.ErrAbortHandler)
@@ -422,6 +305,9 @@ func (x *exchange) refuse(r *admission.Refusal) {
 }
 
 func (x *exchange) problem(p problem) {
+	if x.passEarlier() {
+		return
+	}
 	x.reason = p.reason
 	x.status = kindOf(p.reason).status
 	if x.verdict != nil {

@@ -124,8 +124,9 @@ func TestUpstreamRefusesTheConnection(t *testing.T) {
 	a := w.chat("")
 	require.Equal(t, 502, a.StatusCode)
 	require.Equal(t, "UPSTREAM_FAILED", w.problemOf(a).Tollgate.Reason)
-	require.Equal(t, event.Release{Reason: ledger.ReasonUpstreamFailed}, *w.released())
-	require.Equal(t, 1.0, testutil.ToFloat64(w.gateway.metrics.upstreamRequests.WithLabelValues("openai", "gpt-4o-mini", "0")))
+	require.Equal(t, event.Release{Reason: ledger.ReasonUpstreamFailed, Tries: 2}, *w.released())
+	require.Equal(t, 1.0, testutil.ToFloat64(w.gateway.metrics.retries.WithLabelValues("openai", "connect")))
+	require.Equal(t, 2.0, testutil.ToFloat64(w.gateway.metrics.upstreamRequests.WithLabelValues("openai", "gpt-4o-mini", "0")))
 }
 
 // Once a request was sent, nobody knows what it cost: the estimate is charged.

@@ -17,13 +17,14 @@ func (g *Gateway) serveFree(w http.ResponseWriter, r *http.Request, endpoint pro
 	g.active.Add(1)
 	defer g.active.Add(-1)
 	x := g.exchange(w, r, endpoint, model)
+	defer x.closeBody()
 	defer x.finishFree()
 	if !x.identify() || !x.parse() || !x.route() {
 		return
 	}
-	body, err := x.request.UpstreamBody(x.verdict.Reservation.Model, x.verdict.Provider.API)
+	body, err := x.payload(r.Context(), x.verdict.Reservation.Model, x.verdict.Provider.API)
 	if err != nil {
-		x.problem(problem{reason: ledger.ReasonBadRequest, message: err.Error()})
+		x.problem(bodyProblem(err))
 		return
 	}
 	ctx, cancel := context.WithCancel(r.Context())
@@ -46,7 +47,7 @@ func (x *exchange) route() bool {
 		return false
 	}
 	x.verdict = &admission.Verdict{
-		Provider: route.Provider, Upstream: route.Upstream,
+		Provider: route.Provider, Upstream: route.Upstream, Key: route.Key,
 		Reservation: event.Reservation{Provider: route.Model.Provider, Model: route.Model.Upstream},
 	}
 	return true
@@ -56,13 +57,13 @@ func (x *exchange) route() bool {
 func (x *exchange) noAnswer(err error) {
 	reason, _ := x.whyUnanswered(err)
 	x.g.log.Warn("no answer from the provider", "provider", x.verdict.Provider.Name, "error", err)
-	x.problem(problem{reason: reason, message: "the provider " + x.verdict.Provider.Name + " did not answer"})
+	x.problem(problem{reason: reason, message: unanswered(x.verdict.Provider.Name, err)})
 }
 
 func (x *exchange) passFree(response *http.Response) {
-	body, _, err := x.endpoint.ReadAnswer(response)
+	body, answer, err := x.endpoint.ReadAnswer(response)
 	if err != nil {
-		x.problem(problem{reason: ledger.ReasonUpstreamCut, message: "the provider's answer broke off"})
+		x.problem(brokeOff(answer.Finish, err))
 		return
 	}
 	if response.StatusCode >= http.StatusMultipleChoices {

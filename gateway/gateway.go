@@ -32,6 +32,7 @@ type Deps struct {
 	NATS    *nats.Conn
 	Outbox  *outbox.Outbox
 	Policy  *policy.Policy
+	Dir     string // the gateway's own folder, for large bodies on their way; "" is the system's for temporary files
 	// FollowPolicy takes every policy that is pushed into force, beginning with the one that stands.
 	FollowPolicy bool
 	Log          *slog.Logger
@@ -52,7 +53,9 @@ type Gateway struct {
 	outbox    *outbox.Outbox
 	learner   *admission.Learner
 	transport *http.Transport
-	trusted   []netip.Prefix // proxies
+	upstreams atomic.Pointer[map[string]*provider.Upstream] // of the policy in force, by provider
+	trusted   []netip.Prefix                                // proxies
+	bodies    *bodies
 	metrics   *metrics
 	refusals  *refusals
 	remaining *remaining
@@ -83,6 +86,10 @@ func New(config Config, d Deps) (*Gateway, error) {
 	if err != nil {
 		return nil, fmt.Errorf("gateway: %w", err)
 	}
+	kept, err := newBodies(d.Dir, config.MaxBodies)
+	if err != nil {
+		return nil, fmt.Errorf("gateway: %w", err)
+	}
 	if d.Now == nil {
 		d.Now = time.Now
 	}
@@ -90,8 +97,8 @@ func New(config Config, d Deps) (*Gateway, error) {
 	g := &Gateway{
 		config: config, log: d.Log, scripts: d.Scripts, nc: d.NATS, clock: clock, outbox: d.Outbox,
 		learner: admission.NewLearner(learnedPairs), directory: admission.NewDirectory(js, d.Log),
-		transport: provider.NewTransport(provider.Timeouts{Dial: config.DialTimeout, Header: config.HeaderTimeout}),
-		trusted:   trusted, metrics: newMetrics(d.Registry), refusals: newRefusals(clock.Now()),
+		transport: provider.NewTransport(config.timeouts()),
+		trusted:   trusted, bodies: kept, metrics: newMetrics(d.Registry), refusals: newRefusals(clock.Now()),
 		remaining: newRemaining(d.Registry), follow: d.FollowPolicy, js: js,
 	}
 	g.control = admission.NewControl(d.NATS, js, g.delivered)
@@ -101,53 +108,63 @@ func New(config Config, d Deps) (*Gateway, error) {
 		Scripts: d.Scripts, Keys: g.directory, Control: g.control, Clock: clock, Timeout: config.LimiterTimeout,
 		Metrics: admission.NewMetrics(d.Registry), Degraded: func(on bool) { g.metrics.setDegraded(componentRedis, on) }, Log: d.Log,
 	})
-	d.Registry.MustRegister(g.admission.Breaker())
+	d.Registry.MustRegister(g.admission.Breaker(), keyMetrics{g})
 	return g, g.setPolicy(d.Policy)
 }
 
 // learnedPairs is for how many pairs of app and model estimates are corrected: about 5 MB when all are there.
 const learnedPairs = 10_000
 
-// setPolicy takes a policy into force whole, or errors and leaves the running one.
+// setPolicy takes a policy into force whole, or errors and leaves the running one. What is known of providers' keys stays.
 func (g *Gateway) setPolicy(p *policy.Policy) error {
 	upstreams, err := connect(p, g.transport)
 	if err != nil {
 		return err
 	}
+	before := g.upstreams.Load()
+	for name, u := range upstreams {
+		u.Timeouts = g.config.timeouts()
+		if before != nil && (*before)[name] != nil {
+			u.Adopt((*before)[name])
+		}
+	}
 	if err := g.admission.SetPolicy(p, upstreams); err != nil {
 		return err
 	}
+	g.upstreams.Store(&upstreams)
 	g.remaining.forget()
 	return nil
 }
 
-// connect makes an upstream of every provider, with its secret from the environment or a file.
+// connect makes an upstream of every provider, with its secrets from the environment or files.
 func connect(p *policy.Policy, transport http.RoundTripper) (map[string]*provider.Upstream, error) {
 	upstreams := map[string]*provider.Upstream{}
 	var problems []error
 	for name, pr := range p.Providers {
-		secret, err := providerSecret(pr)
-		if err != nil {
-			problems = append(problems, fmt.Errorf("provider %s (line %d): %w", name, pr.Line, err))
-			continue
+		secrets := make([]string, len(pr.Keys))
+		for i := range pr.Keys {
+			var err error
+			if secrets[i], err = secretOfKey(&pr.Keys[i]); err != nil {
+				problems = append(problems, fmt.Errorf("provider %s (line %d): %w", name, pr.Keys[i].Line, err))
+			}
 		}
-		upstreams[name] = provider.NewUpstream(pr, secret, transport)
+		upstreams[name] = provider.NewUpstream(pr, transport, secrets...)
 	}
 	return upstreams, errors.Join(problems...)
 }
 
-func providerSecret(p *policy.Provider) (string, error) {
+func secretOfKey(key *policy.ProviderKey) (string, error) {
 	switch {
-	case p.APIKeyFile != "":
-		text, err := os.ReadFile(p.APIKeyFile)
+	case key.File != "":
+		text, err := os.ReadFile(key.File)
 		if err != nil {
 			return "", fmt.Errorf("api_key_file: %w", err)
 		}
 		return strings.TrimSpace(string(text)), nil
-	case p.APIKeyEnv != "":
-		secret := os.Getenv(p.APIKeyEnv)
+	case key.Env != "":
+		secret := os.Getenv(key.Env)
 		if secret == "" {
-			return "", fmt.Errorf("api_key_env: the environment variable %s is not set", p.APIKeyEnv)
+			return "", fmt.Errorf("api_key_env: the environment variable %s is not set", key.Env)
 		}
 		return secret, nil
 	default:

@@ -7,6 +7,7 @@ import (
 
 	"tollgate/gateway/admission"
 	"tollgate/ledger"
+	"tollgate/ledger/policy"
 )
 
 // writeLine writes the one line about the request: what was decided and by which figures, and what was used. Nothing that the
@@ -91,7 +92,7 @@ func tightest(states []admission.LimitState, held ledger.Amounts) *admission.Lim
 	return found
 }
 
-// appendOutcome adds what is out of the ordinary: limits that were passed over, a wait, another model, no Redis.
+// appendOutcome adds what is out of the ordinary: limits that were passed over, a wait, another model, no Redis, one of several keys, another attempt.
 func appendOutcome(attributes []slog.Attr, v *admission.Verdict) []slog.Attr {
 	if len(v.PassedOver) > 0 {
 		over := make([]string, len(v.PassedOver))
@@ -108,6 +109,12 @@ func appendOutcome(attributes []slog.Attr, v *admission.Verdict) []slog.Attr {
 	}
 	if v.Refusal == nil {
 		attributes = append(attributes, slog.String("upstream_model", v.Reservation.Model))
+	}
+	if key := v.Reservation.ProviderKey; key != "" && key != policy.DefaultKey {
+		attributes = append(attributes, slog.String("provider_key", key))
+	}
+	if v.Reservation.Attempt > 1 {
+		attributes = append(attributes, slog.Int("attempt", v.Reservation.Attempt))
 	}
 	return attributes
 }

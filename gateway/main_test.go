@@ -72,10 +72,11 @@ func begin(t testing.TB, provider http.HandlerFunc) *world {
 	t.Cleanup(w.provider.Close)
 	w.config = Config{
 		LimiterTimeout: 5 * time.Second, MaxBody: 1 << 20, DialTimeout: 5 * time.Second, HeaderTimeout: time.Minute, ShutdownTimeout: 20 * time.Second,
-		RefusalsEvery: 10 * time.Millisecond, ConfirmEvery: time.Second,
+		RefusalsEvery: 10 * time.Millisecond, ConfirmEvery: time.Second, MaxBodies: 1 << 30,
 	}
 	w.keyFile = filepath.Join(t.TempDir(), "key")
 	require.NoError(t, os.WriteFile(w.keyFile, []byte(upstreamSecret+"\n"), 0o600))
+	require.NoError(t, os.WriteFile(w.keyFile+"-b", []byte(upstreamSecret+"-b\n"), 0o600))
 	var err error
 	w.redis, err = lua.Connect(stack.Redis(t), lua.Options{Timeout: 5 * time.Second})
 	require.NoError(t, err)
@@ -142,6 +143,7 @@ providers:
   anthropic: {protocol: anthropic, base_url: "%[1]s/v1", api_key_file: "%[2]s"}
   steady: {protocol: anthropic, base_url: "%[1]s/v1", api_key_file: "%[2]s", on_disconnect: drain}
   google: {protocol: gemini, base_url: "%[1]s/v1beta", api_key_file: "%[2]s"}
+  many: {protocol: openai, base_url: "%[1]s/v1", keys: [{name: a, api_key_file: "%[2]s"}, {name: b, api_key_file: "%[2]s-b"}]}
 models:
   gpt-4o-mini: {provider: openai}
   fast: {provider: openai, upstream_model: gpt-4o-mini}
@@ -154,8 +156,11 @@ models:
   gpt-4o-transcribe: {provider: openai}
   omni-moderation-latest: {provider: openai}
   quick: {provider: google, upstream_model: gemini-2.5-flash}
+  many: {provider: many, upstream_model: gpt-4o-mini}
+  twin: {provider: many, upstream_model: gpt-4o-mini}
 prices:
   - {provider: patient, model: gpt-4o-mini, from: 2020-01-01, usd_per_million: {input: 0.15, output: 0.60}}
+  - {provider: many, model: gpt-4o-mini, from: 2020-01-01, usd_per_million: {input: 0.15, output: 0.60}}
   - {provider: steady, model: claude-sonnet-4-6, from: 2020-01-01, usd_per_million: {input: 3, output: 15}}
 limits:
 %[3]s`, w.provider.URL, w.keyFile, limits)

@@ -17,6 +17,7 @@ type metrics struct {
 	decisions        *prometheus.CounterVec
 	upstreamRequests *prometheus.CounterVec
 	upstreamSeconds  prometheus.Histogram
+	retries          *prometheus.CounterVec
 	firstToken       prometheus.Histogram
 	tokens           *prometheus.CounterVec
 	toolCalls        *prometheus.CounterVec
@@ -39,6 +40,9 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 		upstreamSeconds: prometheus.NewHistogram(prometheus.HistogramOpts{
 			Name: "tollgate_upstream_seconds", Help: "Time from sending a request to the provider's answer header.", Buckets: slow,
 		}),
+		retries: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "tollgate_upstream_retries_total", Help: "Requests sent once more, by what the attempt before met: connect, or a status.",
+		}, []string{"provider", "cause"}),
 		firstToken: prometheus.NewHistogram(prometheus.HistogramOpts{
 			Name: "tollgate_time_to_first_token_seconds", Help: "Time from a streamed request to the first event sent on.", Buckets: slow,
 		}),
@@ -62,7 +66,7 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 			Help: "Requests admitted within 5 s after a budget's window began, by the window's period.",
 		}, []string{"period"}),
 	}
-	reg.MustRegister(m.decisions, m.upstreamRequests, m.upstreamSeconds, m.firstToken, m.tokens, m.toolCalls, m.cost, m.passed, m.degraded, m.windowTurn)
+	reg.MustRegister(m.decisions, m.upstreamRequests, m.upstreamSeconds, m.retries, m.firstToken, m.tokens, m.toolCalls, m.cost, m.passed, m.degraded, m.windowTurn)
 	m.begin()
 	return m
 }

@@ -15,9 +15,11 @@ func TestModels(t *testing.T) {
 		{"id":"claude","object":"model","created":0,"owned_by":"anthropic"},{"id":"fast","object":"model","created":0,"owned_by":"openai"},
 		{"id":"gemini-2.5-flash","object":"model","created":0,"owned_by":"google"},
 		{"id":"gpt-4o-mini","object":"model","created":0,"owned_by":"openai"},{"id":"gpt-4o-transcribe","object":"model","created":0,"owned_by":"openai"},
+		{"id":"many","object":"model","created":0,"owned_by":"many"},
 		{"id":"omni-moderation-latest","object":"model","created":0,"owned_by":"openai"},{"id":"patient","object":"model","created":0,"owned_by":"patient"},
 		{"id":"quick","object":"model","created":0,"owned_by":"google"},{"id":"steady","object":"model","created":0,"owned_by":"steady"},
-		{"id":"text-embedding-3-small","object":"model","created":0,"owned_by":"openai"},{"id":"unpriced","object":"model","created":0,"owned_by":"openai"}
+		{"id":"text-embedding-3-small","object":"model","created":0,"owned_by":"openai"},
+		{"id":"twin","object":"model","created":0,"owned_by":"many"},{"id":"unpriced","object":"model","created":0,"owned_by":"openai"}
 	]}`, a.body)
 	require.Equal(t, `{"id":"fast","object":"model","created":0,"owned_by":"openai"}`+"\n", w.send("GET", "/v1/models/fast", "").body)
 	head := w.send("HEAD", "/v1/models", "")

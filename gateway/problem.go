@@ -52,7 +52,8 @@ func kindOf(reason ledger.Reason) kind {
 		return kind{http.StatusBadGateway, server, "upstream_failed", "api_error"}
 	case ledger.ReasonUpstreamTimeout:
 		return kind{http.StatusGatewayTimeout, server, "upstream_timeout", "timeout_error"}
-	case ledger.ReasonLimiterDown, ledger.ReasonEventLogDown, ledger.ReasonShuttingDown:
+	case ledger.ReasonLimiterDown, ledger.ReasonEventLogDown, ledger.ReasonShuttingDown, ledger.ReasonUpstreamDown,
+		ledger.ReasonBodiesFull:
 		return kind{http.StatusServiceUnavailable, server, "service_unavailable", "overloaded_error"}
 	case ledger.ReasonClientGone:
 		return kind{499, invalid, "client_closed_request", invalid} // nobody reads it; the log does
@@ -84,6 +85,8 @@ func adviceOn(p *problem, k kind) advice {
 			a.wait = neverAgain
 		}
 		return a
+	case k.status == http.StatusServiceUnavailable && p.refusal != nil && p.refusal.RetryAfter > 0:
+		return advice{wait: p.refusal.RetryAfter}
 	case k.status == http.StatusServiceUnavailable || k.status == http.StatusTooManyRequests:
 		return advice{wait: time.Second}
 	default:

@@ -34,7 +34,16 @@ func (x *exchange) record(kind event.Kind, res event.Reservation, outcome *event
 
 // release records that nothing was spent.
 func (x *exchange) release(r *event.Release) {
+	r.Tries = x.severalTries()
 	x.record(event.KindReleased, x.verdict.Reservation, nil, r)
+}
+
+// severalTries is how many connections were tried for the reservation, 0 for the usual one.
+func (x *exchange) severalTries() int {
+	if x.attempts.tries > 1 {
+		return x.attempts.tries
+	}
+	return 0
 }
 
 // used records what the answer used. Where the provider did not say, the estimate is the input as estimated and output
@@ -44,6 +53,7 @@ func (x *exchange) used(answer provider.Answer, status int, output ledger.Tokens
 	o := &event.Outcome{
 		ModelServed: answer.Model, Usage: answer.Usage, UsageState: answer.State, ServiceTier: answer.Tier, Status: status,
 		Others: answer.Others, ProviderCost: answer.Cost, UpstreamID: answer.UpstreamID, Finish: answer.Finish, FirstByteMS: x.firstByte.Milliseconds(), DurationMS: time.Since(x.start).Milliseconds(),
+		Tries: x.severalTries(),
 	}
 	if o.ModelServed == "" {
 		o.ModelServed = res.Model

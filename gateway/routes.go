@@ -18,7 +18,7 @@ func (g *Gateway) Handler() http.Handler {
 	router.Use(g.recoverPanic)
 	for _, endpoint := range provider.Endpoints() {
 		if !endpoint.ModelInPath() {
-			router.POST(endpoint.Path, func(c *gin.Context) { g.serveEndpoint(c.Writer, c.Request, endpoint, "") })
+			router.POST(endpoint.Path, func(c *gin.Context) { g.serveEndpoint(c.Writer, c.Request, endpoint, deploymentOf(c.Request)) })
 		}
 	}
 	stored := func(c *gin.Context) { g.serveStored(c.Writer, c.Request, c.Param("id")) }
@@ -33,7 +33,7 @@ func (g *Gateway) Handler() http.Handler {
 	}
 	router.NoRoute(func(c *gin.Context) { g.refuseRoute(c.Writer, c.Request) })
 	router.NoMethod(func(c *gin.Context) { g.refuseRoute(c.Writer, c.Request) })
-	return router
+	return fromAzure(router)
 }
 
 func (g *Gateway) serveEndpoint(w http.ResponseWriter, r *http.Request, endpoint provider.Endpoint, model string) {

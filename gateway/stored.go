@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"time"
 
@@ -30,6 +31,7 @@ const (
 type owner struct {
 	App      string `json:"app"`
 	Provider string `json:"provider"`
+	Key      string `json:"key,omitempty"` // of the provider: keys of other projects do not see it
 }
 
 var errNoOwner = errors.New("no app is known to have made it")
@@ -56,7 +58,7 @@ func (x *exchange) remember(id string) {
 	defer cancel()
 	bucket, err := x.g.owners(ctx)
 	if err == nil {
-		data, _ := json.Marshal(owner{x.caller.App, x.verdict.Provider.Name}) // two texts always encode
+		data, _ := json.Marshal(owner{x.caller.App, x.verdict.Provider.Name, x.verdict.Reservation.ProviderKey}) // texts always encode
 		_, err = bucket.Put(ctx, ownerKey(id), data)
 	}
 	if err != nil {
@@ -85,12 +87,13 @@ func (g *Gateway) ownerOf(ctx context.Context, id string) (o owner, err error) {
 	return o, nil
 }
 
-// continuesOwn refuses to go on from a response that another app is known to have made.
+// continuesOwn refuses to go on from a response that another app is known to have made. Only the key that made it can go on.
 func (x *exchange) continuesOwn() bool {
 	if x.request.Previous == "" {
 		return true
 	}
 	o, err := x.g.ownerOf(x.r.Context(), x.request.Previous)
+	x.attempts.only = o.Key
 	switch {
 	case err == nil && o.App != x.caller.App:
 		x.problem(problem{reason: ledger.ReasonUnknownObject, message: "no response " + x.request.Previous + " is stored here", param: "previous_response_id"})
@@ -114,12 +117,13 @@ func (g *Gateway) serveStored(w http.ResponseWriter, r *http.Request, id string)
 	ctx, cancel := context.WithCancel(r.Context())
 	defer cancel()
 	defer context.AfterFunc(g.work, cancel)()
-	body, err := readBody(w, r, g.config.MaxBody)
+	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, inlineBody))
 	if err != nil {
-		x.problem(problem{reason: ledger.ReasonBadRequest, message: "the body could not be read: " + err.Error()})
+		x.problem(bodyProblem(err))
 		return
 	}
-	response, err := x.verdict.Upstream.Send(ctx, provider.Target{Method: r.Method, Path: r.URL.EscapedPath(), Query: r.URL.RawQuery}, provider.ForwardHeader(r.Header), body)
+	to := provider.Target{Method: r.Method, Path: r.URL.EscapedPath(), Query: r.URL.RawQuery}
+	response, err := x.verdict.Upstream.Send(ctx, x.verdict.Key, to, provider.ForwardHeader(r.Header), provider.Bytes(body))
 	if err != nil {
 		x.noAnswer(err)
 		return
@@ -144,7 +148,13 @@ func (x *exchange) findStored(id string) bool {
 		x.problem(problem{reason: ledger.ReasonUnknownObject, message: "no response " + id + " is stored here"})
 		return false
 	}
-	x.verdict = &admission.Verdict{Provider: p, Upstream: upstream}
+	key, err := upstream.Choose(provider.Pick{Only: o.Key}, time.Now())
+	if err != nil {
+		x.g.log.Warn("stored response cannot be asked for", "provider", o.Provider, "error", err)
+		x.problem(problem{reason: ledger.ReasonUpstreamDown, message: "the provider " + o.Provider + " does not serve at the moment"})
+		return false
+	}
+	x.verdict = &admission.Verdict{Provider: p, Upstream: upstream, Key: key}
 	return true
 }
 

@@ -41,9 +41,12 @@ const (
 	ReasonShuttingDown    Reason = "SHUTTING_DOWN"    // the gateway is stopping
 	ReasonUpstreamFailed  Reason = "UPSTREAM_FAILED"  // the provider could not be reached
 	ReasonUpstreamTimeout Reason = "UPSTREAM_TIMEOUT" // the provider did not answer in time
+	ReasonUpstreamLimited Reason = "UPSTREAM_LIMITED" // every key of the provider was told to wait
+	ReasonUpstreamDown    Reason = "UPSTREAM_DOWN"    // every key of the provider rests after failures
 	ReasonUpstreamCut     Reason = "UPSTREAM_CUT"     // the provider's answer broke off
 	ReasonClientGone      Reason = "CLIENT_GONE"      // the caller left before the answer was complete
 	ReasonBodyTooLarge    Reason = "BODY_TOO_LARGE"   // the request body is larger than the gateway accepts
+	ReasonBodiesFull      Reason = "BODIES_FULL"      // the disk has no room for one more large body
 	ReasonInternal        Reason = "INTERNAL"         // a bug; a person must look
 )
 

@@ -16,7 +16,7 @@ func (a *Admission) Admit(ctx context.Context, ask *Ask) (*Verdict, error) {
 	v := a.behind(c)
 	if v == nil {
 		var err error
-		if v, err = a.judge(ctx, c); err != nil || v.Refusal == nil {
+		if v, err = a.judgeKeys(ctx, c); err != nil || v.Refusal == nil {
 			return v, err
 		}
 	}
@@ -51,7 +51,7 @@ func (a *Admission) fallBack(ctx context.Context, ask *Ask, refused *Verdict) (*
 	if _, no := a.Route(name, ask.Protocol); no != nil {
 		return refused, nil
 	}
-	v, err := a.judge(ctx, a.prepare(ask, name))
+	v, err := a.judgeKeys(ctx, a.prepare(ask, name))
 	if err != nil {
 		return nil, err
 	}
@@ -116,7 +116,7 @@ func (a *Admission) waitInLine(ctx context.Context, ask *Ask, v *Verdict, w *wai
 		if turn = place.pause(ctx, pause, w.deadline); turn != turnCome {
 			break
 		}
-		next, err := a.judge(ctx, a.prepare(ask, ask.Model))
+		next, err := a.judgeKeys(ctx, a.prepare(ask, ask.Model))
 		switch {
 		case err != nil:
 			return nil, true, err

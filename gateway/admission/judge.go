@@ -21,6 +21,7 @@ type candidate struct {
 	model string // as which it is judged
 	start time.Time
 	rules *rules
+	full  []string         // keys of the provider whose own limits had no room
 	call  *lua.ReserveCall // nil when a refusal needed no limit
 }
 
@@ -34,7 +35,7 @@ func (a *Admission) judge(ctx context.Context, c *candidate) (*Verdict, error) {
 	rebuilt := false
 	for attempt := 1; attempt <= maxAttempts; attempt++ {
 		if attempt > 1 {
-			c = a.prepare(c.ask, c.model)
+			c = a.prepare(c.ask, c.model, c.full...)
 		}
 		if c.Refusal != nil {
 			c.Limits = nil
@@ -87,27 +88,33 @@ func (c *candidate) judged() *Verdict {
 // maxAttempts covers a rebuild and a window that turns over while it is judged, each with a repetition.
 const maxAttempts = 5
 
-// prepare finds the limits that the request meets, prices it and lays out the script's call. The refusal is set when no limit
-// needs to be asked.
-func (a *Admission) prepare(ask *Ask, name string) *candidate {
+// prepare finds the key to ask with and the limits that the request meets, prices it and lays out the script's call. The refusal
+// is set when no limit needs to be asked. Keys that are full are passed over.
+func (a *Admission) prepare(ask *Ask, name string, full ...string) *candidate {
 	r, now := a.rules.Load(), a.clock.Now()
-	c := &candidate{Verdict: &Verdict{}, ask: ask, model: name, start: time.Now(), rules: r}
+	c := &candidate{Verdict: &Verdict{}, ask: ask, model: name, start: time.Now(), rules: r, full: full}
 	model, refusal := r.route(name, ask.Protocol)
 	if refusal != nil {
 		c.Refusal = refusal
 		return c
 	}
-	input, output := ask.Estimate(model.Upstream)
 	c.Provider, c.Upstream = r.policy.Providers[model.Provider], r.upstreams[model.Provider]
+	keyName, refusal := c.chooseKey(model)
+	if refusal != nil {
+		c.Refusal = refusal
+		return c
+	}
+	input, output := ask.Estimate(model.Upstream)
 	applied := r.policy.Match(policy.Request{
 		App: ask.Caller.App, Key: ask.Caller.Key, User: ask.User, Plan: ask.Caller.Plan, Provider: model.Provider,
-		Model: name, Endpoint: ask.Endpoint, EndpointKind: ask.EndpointKind, IP: ask.IP,
+		ProviderKey: keyName, Model: name, Endpoint: ask.Endpoint, EndpointKind: ask.EndpointKind, IP: ask.IP,
 	}, now, make([]policy.Applied, 0, len(r.policy.Limits)))
 	a.grants.raise(applied, r.policy.Calendar, now)
 	c.Limits = limitStates(applied, r.policy.Plans[ask.Caller.Plan])
 	c.Reservation = event.Reservation{
 		ID: event.NewReservationID(now), Key: ask.Caller.Key, User: ask.User, Plan: ask.Caller.Plan, Provider: model.Provider,
-		ModelRequested: ask.Model, Model: model.Upstream, Endpoint: ask.Endpoint, Attempt: 1, Streamed: ask.Streamed,
+		ProviderKey: keyName, ModelRequested: ask.Model, Model: model.Upstream, Endpoint: ask.Endpoint, Attempt: max(ask.Attempt, 1),
+		FirstAttempt: ask.First, Streamed: ask.Streamed,
 		Held:       ledger.Amounts{Requests: 1, Tokens: input + output},
 		ReservedAt: now, OnExpiry: r.policy.Reservations.OnExpiry, PolicyRevision: r.policy.Revision,
 	}

@@ -113,6 +113,11 @@ type Ask struct {
 	Calls    ledger.Calls       // of tools that the provider may run and bill
 	Tier     ledger.ServiceTier // that it asks for
 	Unbilled bool               // its provider bills nothing for it: it counts as a request, and needs no price
+
+	Attempt int      // of the same call, from 1; 0 is the first
+	First   string   // reservation id of the first attempt, "" for itself
+	Without []string // keys of the provider that have failed in this call
+	OnlyKey string   // the key that alone knows what the request speaks of, "" for any
 }
 
 // Verdict is the decision on an Ask.
@@ -121,10 +126,11 @@ type Verdict struct {
 	Reservation event.Reservation
 	Provider    *policy.Provider
 	Upstream    *provider.Upstream
-	Limits      []LimitState // empty when Redis did not decide
-	Price       *price.Row   // nil when the model has no price
-	PassedOver  []PassedOver // limits that had no room and refuse nobody
-	Queued      *Queued      // nil when the request did not wait for a limit
+	Key         *provider.Key // that the provider is to be asked with
+	Limits      []LimitState  // empty when Redis did not decide
+	Price       *price.Row    // nil when the model has no price
+	PassedOver  []PassedOver  // limits that had no room and refuse nobody
+	Queued      *Queued       // nil when the request did not wait for a limit
 	// MaybeHeld is set on a refusal after which Redis may hold the reservation all the same: a release must be recorded.
 	MaybeHeld bool
 	Degraded  bool // Redis could not be asked, the gateway decided by itself

@@ -1,6 +1,7 @@
 package admission
 
 import (
+	"errors"
 	"fmt"
 	"time"
 
@@ -15,16 +16,45 @@ type Route struct {
 	Model    *policy.Model
 	Provider *policy.Provider
 	Upstream *provider.Upstream
+	Key      *provider.Key
 }
 
-// Route finds who serves a model to callers of a protocol, by the policy in force. The refusal is set when nobody does.
+// Route finds who serves a model to callers of a protocol, by the policy in force, and the key to ask with. The refusal is set
+// when nobody does.
 func (a *Admission) Route(model string, protocol policy.Protocol) (Route, *Refusal) {
 	r := a.rules.Load()
 	m, refusal := r.route(model, protocol)
 	if refusal != nil {
 		return Route{}, refusal
 	}
-	return Route{m, r.policy.Providers[m.Provider], r.upstreams[m.Provider]}, nil
+	route := Route{Model: m, Provider: r.policy.Providers[m.Provider], Upstream: r.upstreams[m.Provider]}
+	if route.Upstream == nil {
+		return route, nil // nobody is asked
+	}
+	key, err := route.Upstream.Choose(provider.Pick{Model: m.Upstream}, time.Now())
+	var resting *provider.Resting
+	if errors.As(err, &resting) {
+		return Route{}, refusalOfResting(m.Provider, resting)
+	}
+	route.Key = key
+	return route, nil
+}
+
+// Servable lists the providers' models that may serve a request for a model by the policy in force: its own, and the one that the
+// app falls back to.
+func (a *Admission) Servable(model, app string) []string {
+	p := a.rules.Load().policy
+	var upstream []string
+	names := []string{model}
+	if own := p.Apps[app]; own != nil {
+		names = append(names, own.Fallback[model])
+	}
+	for _, name := range names {
+		if m := p.Models[name]; m != nil {
+			upstream = append(upstream, m.Upstream)
+		}
+	}
+	return upstream
 }
 
 // Provider finds a provider of the policy in force, false when it has none of that name.

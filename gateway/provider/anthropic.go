@@ -23,11 +23,8 @@ func parseCountTokens(endpoint Endpoint, call Call) (*Request, error) {
 	}
 	// The usage comes in every stream, unasked.
 	r := &Request{Endpoint: endpoint, body: call.Body, found: found, UsageAsked: true}
-	if r.Model, err = text(found, "model"); err != nil {
+	if err := r.readModel(call); err != nil {
 		return nil, err
-	}
-	if r.Model == "" {
-		return nil, &RequestError{"model", "you must provide a model"}
 	}
 	if !found["messages"].IsArray() {
 		return nil, &RequestError{"messages", "you must provide a list of messages"}

@@ -14,6 +14,9 @@ const usualCalls = 10
 
 // Calls is how often the provider may run tools that it bills by the call: as often as the body allows, else a usual number.
 func (r *Request) Calls() ledger.Calls {
+	if r.digest != nil {
+		return r.digest.calls
+	}
 	var calls ledger.Calls
 	most := int64(usualCalls)
 	if n, ok := tokenCount(r.found["max_tool_calls"]); ok && n > 0 {
@@ -45,6 +48,9 @@ func (r *Request) Calls() ledger.Calls {
 
 // Tier is the service tier that the body asks for. Where it leaves the choice to the provider, that is the usual one.
 func (r *Request) Tier() ledger.ServiceTier {
+	if r.digest != nil {
+		return r.digest.tier
+	}
 	for _, field := range []string{"service_tier", "serviceTier"} {
 		switch tier := ledger.ServiceTier(strings.ToLower(r.found[field].Str)); tier {
 		case ledger.ServiceBatch, ledger.ServiceFlex, ledger.ServicePriority:

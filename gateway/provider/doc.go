@@ -24,7 +24,13 @@
 //   - An answer that breaks off upstream never looks complete: the connection to the caller is aborted too. An error that the
 //     provider tells inside a stream is an end, and is passed on.
 //   - No provider speaks of limits, organizations or secrets to the caller. Its Retry-After passes, but not one of nothing.
-//   - A request is sent at most once. It is only repeated by the transport when not one byte of it had been written.
+//   - A call sends a request at most once. It is only repeated by the transport when not one byte of it had been written.
+//
+// # Keys
+//
+// A key is free, or it rests: for one model, because its provider limits or refuses it there, or is down; for all models, because
+// the key is refused or nobody answers. A rest ends by itself, and one after failures in a row with a single request that finds
+// out. Success forgets all of it. Each gateway learns for itself; nothing of it decides what is admitted.
 //
 // # Estimates
 //

@@ -73,13 +73,14 @@ func readForm(contentType string, body []byte) (*form, map[string]gjson.Result, 
 	}
 }
 
-// withModel is the body with another name for the model; all else is written as it was.
+// withModel is the body with another name for the model, or with one at all; the rest is written as it was.
 func (f *form) withModel(body []byte, model string) ([]byte, error) {
 	var out bytes.Buffer
 	w := multipart.NewWriter(&out)
 	if err := w.SetBoundary(f.boundary); err != nil {
 		return nil, fmt.Errorf("set model: %w", err)
 	}
+	named := false
 	for parts := multipart.NewReader(bytes.NewReader(body), f.boundary); ; {
 		part, err := parts.NextRawPart()
 		if errors.Is(err, io.EOF) {
@@ -94,9 +95,14 @@ func (f *form) withModel(body []byte, model string) ([]byte, error) {
 		}
 		from := io.Reader(part)
 		if part.FormName() == "model" && part.FileName() == "" {
-			from = strings.NewReader(model)
+			from, named = strings.NewReader(model), true
 		}
 		if _, err := io.Copy(to, from); err != nil {
+			return nil, fmt.Errorf("set model: %w", err)
+		}
+	}
+	if !named {
+		if err := w.WriteField("model", model); err != nil {
 			return nil, fmt.Errorf("set model: %w", err)
 		}
 	}
@@ -121,7 +127,7 @@ func parseMedia(endpoint Endpoint, call Call) (*Request, error) {
 	if err != nil {
 		return nil, err
 	}
-	return readMedia(&Request{Endpoint: endpoint, body: call.Body, found: found})
+	return readMedia(&Request{Endpoint: endpoint, body: call.Body, found: found}, call)
 }
 
 // parseUpload reads what requests that carry files have in common: they are multipart.
@@ -130,12 +136,12 @@ func parseUpload(endpoint Endpoint, call Call) (*Request, error) {
 	if err != nil {
 		return nil, err
 	}
-	return readMedia(&Request{Endpoint: endpoint, body: call.Body, form: form, found: found})
+	return readMedia(&Request{Endpoint: endpoint, body: call.Body, form: form, found: found}, call)
 }
 
-func readMedia(r *Request) (*Request, error) {
+func readMedia(r *Request, call Call) (*Request, error) {
 	r.UsageAsked = true // it comes unasked, where it comes
-	if err := r.readModel(); err != nil {
+	if err := r.readNames(call); err != nil {
 		return nil, err
 	}
 	stream := r.found["stream"]

@@ -2,6 +2,7 @@ package provider
 
 import (
 	"bytes"
+	"cmp"
 	"fmt"
 	"math"
 	"strings"
@@ -19,13 +20,10 @@ var openAIAPIs = []api{
 	{Endpoint: Embeddings, parse: parseEmbeddings, input: ofFields((*estimator).embeddings), answer: answerEmbeddings, meter: newOpenAIMeter},
 }
 
-// readModel reads what every request of OpenAI's says: the model, and the end user.
-func (r *Request) readModel() (err error) {
-	if r.Model, err = text(r.found, "model"); err != nil {
+// readNames reads what every request of OpenAI's says: the model, and the end user.
+func (r *Request) readNames(call Call) (err error) {
+	if err = r.readModel(call); err != nil {
 		return err
-	}
-	if r.Model == "" {
-		return &RequestError{"model", "you must provide a model"}
 	}
 	r.User, err = text(r.found, "user")
 	return err
@@ -38,7 +36,7 @@ func readOpenAI(endpoint Endpoint, call Call) (*Request, error) {
 		return nil, err
 	}
 	r := &Request{Endpoint: endpoint, body: call.Body, found: found}
-	return r, r.readModel()
+	return r, r.readNames(call)
 }
 
 func parseEmbeddings(endpoint Endpoint, call Call) (*Request, error) {
@@ -72,6 +70,21 @@ func parseCompletions(endpoint Endpoint, call Call) (*Request, error) {
 		return nil, err
 	}
 	return r, r.readGenerated(prompts(r.found["prompt"]), "max_tokens") // its provider does not know the other name
+}
+
+// readModel reads which model is asked for: the one of the path, where that names one, whatever the body says.
+func (r *Request) readModel(call Call) (err error) {
+	if r.named, err = text(r.found, "model"); err != nil {
+		return err
+	}
+	r.Model = cmp.Or(call.Model, r.named)
+	switch {
+	case r.Model == "":
+		return &RequestError{"model", "you must provide a model"}
+	case len(r.Model) > MaxName:
+		return tooLong("model", r.Model)
+	}
+	return nil
 }
 
 // inputAudio is the type of a part that is heard. In a text it would stand with backslashes.
@@ -153,7 +166,7 @@ func (r *Request) UpstreamBody(model string, api policy.API) ([]byte, error) {
 
 // withModel is the body that names the model at its top.
 func (r *Request) withModel(model string, _ policy.API) ([]byte, error) {
-	if model == r.Model {
+	if model == r.named {
 		return r.body, nil
 	}
 	if r.form != nil {
@@ -168,7 +181,7 @@ func (r *Request) withModel(model string, _ policy.API) ([]byte, error) {
 
 func (r *Request) openAIBody(model string, api policy.API) ([]byte, error) {
 	body, err := r.withModel(model, api)
-	if err != nil || !r.Stream || r.UsageAsked || api == policy.APIMistral {
+	if err != nil || !r.asksUsage(api) {
 		return body, err
 	}
 	if body, err = sjson.SetBytes(body, "stream_options.include_usage", true); err != nil {

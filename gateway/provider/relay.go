@@ -42,7 +42,7 @@ func (e Endpoint) ReadAnswer(response *http.Response) ([]byte, Answer, error) {
 	}
 	n, err := io.Copy(&buffer, io.LimitReader(response.Body, maxAnswer+1))
 	if err != nil {
-		return nil, Answer{Finish: ledger.ReasonUpstreamCut}, fmt.Errorf("%w: %w", ErrUpstreamCut, err)
+		return nil, Answer{Finish: cutReason(err)}, fmt.Errorf("%w: %w", ErrUpstreamCut, err)
 	}
 	if n > maxAnswer {
 		return nil, Answer{Finish: ledger.ReasonUpstreamCut}, fmt.Errorf("%w: it is larger than %d bytes", ErrUpstreamCut, maxAnswer)
@@ -135,7 +135,7 @@ func (s *stream) end(err error) error {
 	case s.gone:
 		s.answer.Finish = ledger.ReasonClientGone
 	case !errors.Is(err, io.EOF):
-		s.answer.Finish = ledger.ReasonUpstreamCut
+		s.answer.Finish = cutReason(err)
 		return fmt.Errorf("%w: %w", ErrUpstreamCut, err)
 	case !s.done:
 		s.answer.Finish = ledger.ReasonUpstreamCut

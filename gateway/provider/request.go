@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"strings"
+	"unsafe"
 
 	"github.com/tidwall/gjson"
 
@@ -20,6 +21,7 @@ type Request struct {
 	UsageAsked bool           // the caller wants the usage chunk of a stream for itself
 	Previous   string         // the stored response that this one goes on from, "" for none
 	Also       []ledger.Class // what input and output can be beside plain: dearer classes
+	named      string         // the model as the body has it, "" where it names none
 	bound      int64          // the most tokens of one answer, 0 where the body gives none
 	thinking   int64          // what may be thought beside an answer without a bound
 	choices    int64          // answers asked for, 0 where answers have no tokens
@@ -27,6 +29,7 @@ type Request struct {
 	form       *form          // of a multipart body
 	found      map[string]gjson.Result
 	body       []byte
+	digest     *digest // set where the body is not there any more
 }
 
 // DefaultOutput is held for each choice of a request that gives no output bound.
@@ -84,7 +87,8 @@ func fields(body []byte) (map[string]gjson.Result, error) {
 	if !gjson.ValidBytes(body) {
 		return nil, &RequestError{"", "the body is not valid JSON"}
 	}
-	root := gjson.ParseBytes(body)
+	// The body is not copied: nobody changes it as long as what was found in it is used.
+	root := gjson.Parse(unsafe.String(unsafe.SliceData(body), len(body)))
 	if !root.IsObject() {
 		return nil, &RequestError{"", "the body is not a JSON object"}
 	}
@@ -93,9 +97,9 @@ func fields(body []byte) (map[string]gjson.Result, error) {
 	root.ForEach(func(key, value gjson.Result) bool {
 		name := key.String()
 		if strings.IndexByte(key.Raw, '\\') >= 0 {
-			bad = &RequestError{name, "the field's name must be written without escapes"}
+			bad = &RequestError{strings.Clone(name), "the field's name must be written without escapes"}
 		} else if _, ok := found[name]; ok {
-			bad = &RequestError{name, "the field stands twice in the body"}
+			bad = &RequestError{strings.Clone(name), "the field stands twice in the body"}
 		}
 		found[name] = value
 		return bad == nil

@@ -22,7 +22,7 @@ func parseResponses(endpoint Endpoint, call Call) (*Request, error) {
 	}
 	// The usage comes in every stream, unasked.
 	r := &Request{Endpoint: endpoint, body: call.Body, found: found, UsageAsked: true, choices: 1}
-	if err = r.readModel(); err != nil {
+	if err = r.readNames(call); err != nil {
 		return nil, err
 	}
 	if r.Stream, err = flag(found, "stream"); err != nil {

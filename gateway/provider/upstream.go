@@ -3,8 +3,8 @@ package provider
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"net/http/httptrace"
@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -21,64 +22,51 @@ import (
 
 // Upstream is one provider's HTTP end. It is safe for concurrent use.
 type Upstream struct {
-	Name    string
-	BaseURL string // with /v1, without a slash at the end
-	Key     string // secret
-	client  *http.Client
-	speaks  protocol
-	api     policy.API
-	version string // of Azure's dated routes
+	Name     string
+	BaseURL  string // with /v1, without a slash at the end
+	Timeouts Timeouts
+	keys     []*Key
+	client   *http.Client
+	speaks   protocol
+	api      policy.API
+	version  string // of Azure's dated routes
 }
 
-// Timeouts bound the phases of one upstream call; none bounds a stream that keeps moving.
-type Timeouts struct {
-	Dial   time.Duration
-	Header time.Duration // from the request's last byte to the answer's first
-}
-
-// NewTransport makes the connection pool that upstreams share. It never asks for compression: what cannot be read cannot be
-// metered.
+// NewTransport makes the connection pool that upstreams share, and bounds the phases of a call that are its own. It never asks for
+// compression: what cannot be read cannot be metered.
 func NewTransport(t Timeouts) *http.Transport {
 	return &http.Transport{
 		Proxy:                 http.ProxyFromEnvironment,
 		DialContext:           (&net.Dialer{Timeout: t.Dial, KeepAlive: 30 * time.Second}).DialContext,
-		TLSHandshakeTimeout:   t.Dial,
+		TLSHandshakeTimeout:   t.TLS,
 		ResponseHeaderTimeout: t.Header,
 		ForceAttemptHTTP2:     true,
-		MaxIdleConns:          2048,
-		MaxIdleConnsPerHost:   1024,
-		IdleConnTimeout:       90 * time.Second,
-		DisableCompression:    true,
-		WriteBufferSize:       16 << 10,
-		ReadBufferSize:        16 << 10,
+		// A connection that died unnoticed, behind a firewall say, would take every request on it along.
+		HTTP2:               &http.HTTP2Config{SendPingTimeout: 15 * time.Second, PingTimeout: 15 * time.Second},
+		MaxIdleConns:        2048,
+		MaxIdleConnsPerHost: 1024, // as many as are in flight at a time: a burst that ends leaves its connections for the next
+		IdleConnTimeout:     90 * time.Second,
+		DisableCompression:  true,
+		WriteBufferSize:     16 << 10,
+		ReadBufferSize:      16 << 10,
 	}
 }
 
-// NewUpstream binds a provider and its key to the pool.
-func NewUpstream(p *policy.Provider, key string, transport http.RoundTripper) *Upstream {
+// NewUpstream binds a provider and its keys, in the policy's order, to the pool.
+func NewUpstream(p *policy.Provider, transport http.RoundTripper, secrets ...string) *Upstream {
 	noRedirect := func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
-	return &Upstream{
-		Name: p.Name, BaseURL: p.BaseURL, Key: key, client: &http.Client{Transport: transport, CheckRedirect: noRedirect},
+	u := &Upstream{
+		Name: p.Name, BaseURL: p.BaseURL, client: &http.Client{Transport: transport, CheckRedirect: noRedirect},
 		speaks: protocols[p.Protocol], api: p.API, version: p.APIVersion,
 	}
-}
-
-// SendError is a call that brought no answer.
-type SendError struct {
-	Err error
-	// Sent says that the provider may have received the request, so what it spent is unknown.
-	Sent bool
-}
-
-func (e *SendError) Error() string { return e.Err.Error() }
-
-// Unwrap gives the transport's error.
-func (e *SendError) Unwrap() error { return e.Err }
-
-// Timeout reports whether the provider did not answer in time.
-func (e *SendError) Timeout() bool {
-	var t interface{ Timeout() bool }
-	return errors.As(e.Err, &t) && t.Timeout()
+	for i, secret := range secrets {
+		k := &Key{Name: policy.DefaultKey, secret: secret, weight: 1, health: &health{}}
+		if i < len(p.Keys) {
+			k.Name, k.weight = p.Keys[i].Name, p.Keys[i].Weight
+		}
+		u.keys = append(u.keys, k)
+	}
+	return u
 }
 
 // Target is what a request is sent to: a path of the caller's API, below the provider's base URL.
@@ -116,40 +104,92 @@ func (u *Upstream) azureURL(path string, to Target) string {
 }
 
 // authorize sets the provider's key.
-func (u *Upstream) authorize(header http.Header) {
+func (u *Upstream) authorize(header http.Header, key *Key) {
 	if u.api == policy.APIAzure {
-		header.Set("Api-Key", u.Key)
+		header.Set("Api-Key", key.secret)
 		return
 	}
-	u.speaks.authorize(header, u.Key)
+	u.speaks.authorize(header, key.secret)
 }
 
-// Send sends a request and returns its answer, whatever its status; the caller closes the body. Every error is a *SendError.
-func (u *Upstream) Send(ctx context.Context, to Target, header http.Header, body []byte) (*http.Response, error) {
-	var wrote atomic.Bool
-	ctx = httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{
-		WroteHeaders: func() { wrote.Store(true) },
-	})
-	request, err := http.NewRequestWithContext(ctx, to.Method, u.url(to), bytes.NewReader(body))
-	if err != nil {
-		return nil, &SendError{Err: fmt.Errorf("provider %s: %w", u.Name, err)}
+// Payload is a body to send, in memory or in a file. It may be sent any number of times.
+type Payload struct {
+	io.ReaderAt
+	Size int64
+}
+
+// Bytes is a payload in memory, which must not change any more.
+func Bytes(body []byte) Payload { return Payload{bytes.NewReader(body), int64(len(body))} }
+
+func (p Payload) reader() io.ReadCloser {
+	if p.Size == 0 {
+		return http.NoBody
 	}
-	request.Header = header
-	u.authorize(request.Header)
-	response, err := u.client.Do(request)
-	if err != nil {
-		return nil, &SendError{Err: fmt.Errorf("provider %s: %w", u.Name, err), Sent: wrote.Load()}
+	return io.NopCloser(io.NewSectionReader(p, 0, p.Size))
+}
+
+// Send sends a request once and returns its answer, whatever its status; the caller closes the body, which ends the call. The key
+// learns how it fared. Every error is a *SendError.
+func (u *Upstream) Send(ctx context.Context, key *Key, to Target, header http.Header, body Payload) (*http.Response, error) {
+	key.begin(to.Model, time.Now())
+	callCtx, cancel := context.WithCancelCause(ctx)
+	end := func() {
+		cancel(nil)
+		key.end()
 	}
+	if total := u.Timeouts.Total; total > 0 {
+		timer := time.AfterFunc(total, func() { cancel(&TimeoutError{PhaseTotal, total}) })
+		end = func() {
+			timer.Stop()
+			cancel(nil)
+			key.end()
+		}
+	}
+	response, err := u.send(callCtx, key, to, header, body)
+	if err != nil {
+		if cause := context.Cause(callCtx); cause != nil && ctx.Err() == nil {
+			err.Err = fmt.Errorf("provider %s: %w", u.Name, cause)
+		}
+		key.unanswered(to.Model, ctx.Err() != nil, time.Now())
+		end()
+		return nil, err
+	}
+	key.answered(to.Model, response.StatusCode, response.Header, time.Now())
+	answer := &answerBody{ReadCloser: response.Body, ctx: callCtx, idle: u.Timeouts.Idle, close: sync.OnceFunc(end)}
+	if answer.idle > 0 {
+		answer.late = time.AfterFunc(time.Hour, func() { cancel(&TimeoutError{PhaseIdle, answer.idle}) })
+		answer.late.Stop()
+	}
+	response.Body = answer
 	decode(response)
 	return response, nil
 }
 
-// Hide takes the provider's key out of text.
-func (u *Upstream) Hide(text []byte) []byte {
-	if u.Key == "" {
-		return text
+func (u *Upstream) send(ctx context.Context, key *Key, to Target, header http.Header, body Payload) (*http.Response, *SendError) {
+	var wrote atomic.Bool
+	var phase atomic.Value
+	phase.Store(PhaseConnect)
+	ctx = httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{
+		TLSHandshakeStart: func() { phase.Store(PhaseTLS) },
+		WroteHeaders: func() {
+			wrote.Store(true)
+			phase.Store(PhaseFirstByte)
+		},
+	})
+	request, err := http.NewRequestWithContext(ctx, to.Method, u.url(to), body.reader())
+	if err != nil {
+		return nil, &SendError{Err: fmt.Errorf("provider %s: %w", u.Name, err)}
 	}
-	return bytes.ReplaceAll(text, []byte(u.Key), []byte("[hidden]"))
+	request.ContentLength = body.Size
+	request.GetBody = func() (io.ReadCloser, error) { return body.reader(), nil }
+	request.Header = header
+	u.authorize(request.Header, key)
+	response, err := u.client.Do(request)
+	if err != nil {
+		err = u.Timeouts.timed(err, phase.Load().(Phase))
+		return nil, &SendError{Err: fmt.Errorf("provider %s: %w", u.Name, err), Sent: wrote.Load()}
+	}
+	return response, nil
 }
 
 // Headers that never cross the gateway: hop-by-hop ones, credentials, and what would let a caller move its spend to another

@@ -26,11 +26,11 @@ func provide(t *testing.T, header time.Duration, serve http.HandlerFunc) (*Upstr
 		transport.CloseIdleConnections()
 		server.Close()
 	})
-	return NewUpstream(&policy.Provider{Name: "openai", Protocol: policy.ProtocolOpenAI, BaseURL: server.URL + "/v1"}, secret, transport), server
+	return NewUpstream(&policy.Provider{Name: "openai", Protocol: policy.ProtocolOpenAI, BaseURL: server.URL + "/v1"}, transport, secret), server
 }
 
 func send(u *Upstream, header http.Header) (*http.Response, error) {
-	return u.Send(context.Background(), Target{Method: http.MethodPost, Path: Chat.Path}, ForwardHeader(header), []byte(`{"a":1}`))
+	return u.Send(context.Background(), u.keys[0], Target{Method: http.MethodPost, Path: Chat.Path}, ForwardHeader(header), Bytes([]byte(`{"a":1}`)))
 }
 
 func TestSend(t *testing.T) {
@@ -94,7 +94,7 @@ func TestSendCancelled(t *testing.T) {
 		<-arrived
 		cancel()
 	}()
-	_, err := u.Send(ctx, Target{Method: http.MethodPost, Path: Chat.Path}, http.Header{}, []byte("{}"))
+	_, err := u.Send(ctx, u.keys[0], Target{Method: http.MethodPost, Path: Chat.Path}, http.Header{}, Bytes([]byte("{}")))
 	var failed *SendError
 	require.ErrorAs(t, err, &failed)
 	require.ErrorIs(t, err, context.Canceled)
@@ -213,11 +213,11 @@ func TestAnthropicKey(t *testing.T) {
 		transport.CloseIdleConnections()
 		server.Close()
 	})
-	u := NewUpstream(&policy.Provider{Name: "claude", Protocol: policy.ProtocolAnthropic, BaseURL: server.URL + "/v1"}, secret, transport)
+	u := NewUpstream(&policy.Provider{Name: "claude", Protocol: policy.ProtocolAnthropic, BaseURL: server.URL + "/v1"}, transport, secret)
 	header := ForwardHeader(http.Header{
 		"X-Api-Key": {"tg-caller"}, "Authorization": {"Bearer tg-caller"}, "Anthropic-Version": {"2023-06-01"}, "Anthropic-Beta": {"a-1", "b-2"},
 	})
-	response, err := u.Send(t.Context(), Target{Method: http.MethodPost, Path: CountTokens.Path}, header, []byte("{}"))
+	response, err := u.Send(t.Context(), u.keys[0], Target{Method: http.MethodPost, Path: CountTokens.Path}, header, Bytes([]byte("{}")))
 	require.NoError(t, err)
 	require.NoError(t, response.Body.Close())
 	require.Equal(t, "/v1/messages/count_tokens", got.URL.String())
@@ -268,10 +268,10 @@ func TestTargets(t *testing.T) {
 			"https://a/v1beta/models/g:streamGenerateContent?alt=sse", "X-Goog-Api-Key",
 		},
 	} {
-		u := NewUpstream(&c.provider, secret, nil)
+		u := NewUpstream(&c.provider, nil, secret)
 		require.Equal(t, c.url, u.url(c.to), name)
 		header := http.Header{}
-		u.authorize(header)
+		u.authorize(header, u.keys[0])
 		require.Len(t, header, 1, name)
 		require.Contains(t, header.Get(c.header), secret, name)
 	}

@@ -312,8 +312,10 @@ func (d *doctor) policy(ctx context.Context, js jetstream.JetStream) {
 		d.warn("policy", "%s", w)
 	}
 	for name, pr := range p.Providers {
-		if pr.APIKeyEnv != "" && os.Getenv(pr.APIKeyEnv) == "" {
-			d.warn("policy", "provider %s: %s is not set here; it must be where gateways run", name, pr.APIKeyEnv)
+		for _, key := range pr.Keys {
+			if key.Env != "" && os.Getenv(key.Env) == "" {
+				d.warn("policy", "provider %s: %s is not set here; it must be where gateways run", name, key.Env)
+			}
 		}
 	}
 	d.ok("policy", "%s (%s), %d limits", source, p.Revision, len(p.Limits))

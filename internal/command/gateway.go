@@ -138,7 +138,7 @@ func serveGateway(ctx context.Context, config gatewayConfig, p *policy.Policy, n
 	}
 	defer func() { err = errors.Join(err, box.Close()) }()
 	g, err := gateway.New(config.Gateway, gateway.Deps{
-		Scripts: lua.New(client), NATS: nc, Outbox: box, Policy: p, FollowPolicy: config.Policy == "", Log: log, Registry: registry,
+		Scripts: lua.New(client), NATS: nc, Outbox: box, Policy: p, Dir: config.Outbox.Dir, FollowPolicy: config.Policy == "", Log: log, Registry: registry,
 	})
 	if err != nil {
 		return err

@@ -63,11 +63,13 @@ type Reservation struct {
 	User           string           `json:"user,omitempty"`
 	Plan           string           `json:"plan"`
 	Provider       string           `json:"provider"`
+	ProviderKey    string           `json:"provider_key,omitempty"` // name of the key that it is asked with, never the key
 	ModelRequested string           `json:"model_requested"`
-	ModelJudged    string           `json:"model_judged,omitempty"` // as the limits name it, when that is not ModelRequested
-	Model          string           `json:"model"`                  // asked of the provider
-	Endpoint       string           `json:"endpoint"`               // route, e.g. /v1/chat/completions
-	Attempt        int              `json:"attempt"`
+	ModelJudged    string           `json:"model_judged,omitempty"`  // as the limits name it, when that is not ModelRequested
+	Model          string           `json:"model"`                   // asked of the provider
+	Endpoint       string           `json:"endpoint"`                // route, e.g. /v1/chat/completions
+	Attempt        int              `json:"attempt"`                 // of the same call, from 1; each has a reservation of its own
+	FirstAttempt   string           `json:"first_attempt,omitempty"` // reservation id of the call's first, "" for that one itself
 	Streamed       bool             `json:"streamed,omitempty"`
 	Held           ledger.Amounts   `json:"held"`
 	Counters       []ledger.Counter `json:"counters,omitempty"`
@@ -121,6 +123,7 @@ type Outcome struct {
 	// ProviderCost is what the provider said that the answer cost, nil where it did not. Nothing is charged by it.
 	ProviderCost *ledger.NanoUSD `json:"provider_cost_nanousd,omitempty"`
 	Status       int             `json:"status"` // the provider's HTTP status
+	Tries        int             `json:"tries,omitempty"` // connections that were tried for it, when more than one
 	UpstreamID   string          `json:"upstream_id,omitempty"`
 	Finish       ledger.Reason   `json:"finish"` // OK, CLIENT_GONE, UPSTREAM_CUT, …
 	OnDisconnect string          `json:"on_disconnect,omitempty"`
@@ -148,6 +151,7 @@ type Component struct {
 type Release struct {
 	Reason ledger.Reason `json:"reason"`
 	Status int           `json:"status,omitempty"` // the provider's HTTP status, when it answered
+	Tries  int           `json:"tries,omitempty"`  // connections that were tried for it, when more than one
 }
 
 // Refusals counts refusals of one span of time, within one hour by UTC, by what refused them.

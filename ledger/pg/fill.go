@@ -183,7 +183,7 @@ func namedFamilies(ctx context.Context, q querier) (map[event.FillFamily]bool, e
 // fillColumns are what a family may look at, in the order of addAlike's query.
 var fillColumns = []policy.Dimension{
 	policy.DimensionApp, policy.DimensionKey, policy.DimensionUser, policy.DimensionPlan, policy.DimensionProvider,
-	policy.DimensionModel, policy.DimensionEndpoint,
+	policy.DimensionModel, policy.DimensionEndpoint, policy.DimensionProviderKey,
 }
 
 // addAlike sums what requests have used since the instant at which the families begin, all of them of one period and calendar.
@@ -193,11 +193,11 @@ func (p *posting) addAlike(ctx context.Context, q querier, list []knownFamily, n
 SELECT CASE WHEN $3 THEN app ELSE '' END, CASE WHEN $4 THEN api_key ELSE '' END, CASE WHEN $5 THEN end_user ELSE '' END,
     CASE WHEN $6 THEN plan ELSE '' END, CASE WHEN $7 THEN provider ELSE '' END,
     CASE WHEN $8 THEN CASE model_judged WHEN '' THEN model_requested ELSE model_judged END ELSE '' END,
-    CASE WHEN $8 THEN model ELSE '' END, CASE WHEN $9 THEN endpoint ELSE '' END,
+    CASE WHEN $8 THEN model ELSE '' END, CASE WHEN $9 THEN endpoint ELSE '' END, CASE WHEN $10 THEN provider_key ELSE '' END,
     width_bucket(reserved_at, $2::timestamptz[]), sum(charged_requests)::bigint, sum(charged_tokens)::bigint, sum(charged_nanousd)::bigint
 FROM reservations
 WHERE state IN ('settled', 'expired') AND reserved_at >= $1 AND day >= ($1 AT TIME ZONE 'UTC')::date - 1
-GROUP BY 1, 2, 3, 4, 5, 6, 7, 8, 9`
+GROUP BY 1, 2, 3, 4, 5, 6, 7, 8, 9, 10`
 	windows := windowsUntil(&list[0], now.AddDate(0, 0, 1))
 	starts := make([]time.Time, len(windows))
 	for i, w := range windows {
@@ -216,7 +216,7 @@ GROUP BY 1, 2, 3, 4, 5, 6, 7, 8, 9`
 	var bucket int
 	var amounts ledger.Amounts
 	_, err = pgx.ForEachRow(rows, []any{
-		&r.App, &r.Key, &r.User, &r.Plan, &r.Provider, &r.Model, &upstream, &r.Endpoint, &bucket, &amounts.Requests, &amounts.Tokens,
+		&r.App, &r.Key, &r.User, &r.Plan, &r.Provider, &r.Model, &upstream, &r.Endpoint, &r.ProviderKey, &bucket, &amounts.Requests, &amounts.Tokens,
 		&amounts.NanoUSD,
 	}, func() error {
 		r.EndpointKind = policy.EndpointKind(r.Endpoint)

@@ -202,7 +202,7 @@ const flagSeparator = "\x1f"
 // reservationArrays are the columns of the touched reservations but for their flags, in the order of reservationColumns.
 func reservationArrays(touches []*touch) []any {
 	n := len(touches)
-	texts := make([][]string, 20)
+	texts := make([][]string, 22)
 	for i := range texts {
 		texts[i] = make([]string, n)
 	}
@@ -229,7 +229,7 @@ func reservationArrays(touches []*touch) []any {
 		for c, text := range [...]string{
 			t.id, row.state, e.App, r.Key, r.User, r.Plan, r.Provider, r.ModelRequested, r.ModelJudged, r.Model, o.ModelServed,
 			r.Endpoint, reporter(e), e.TraceID, r.PolicyRevision, priceRow(e), string(r.OnExpiry), string(row.usage), string(o.ServiceTier),
-			finish,
+			finish, r.ProviderKey, r.FirstAttempt,
 		} {
 			texts[c][i] = clean(text)
 		}
@@ -246,7 +246,7 @@ func reservationArrays(touches []*touch) []any {
 			numbers[c][i] = number
 		}
 	}
-	args := make([]any, 0, 55)
+	args := make([]any, 0, 57)
 	for _, column := range texts {
 		args = append(args, column)
 	}

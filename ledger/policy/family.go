@@ -27,9 +27,11 @@ type escapedCondition struct {
 var (
 	byDimensions = []Dimension{
 		DimensionModel, DimensionEndpoint, DimensionProvider, DimensionPlan, DimensionUser, DimensionIP, DimensionApp,
+		DimensionProviderKey,
 	}
 	matchDimensions = []Dimension{
 		DimensionPlan, DimensionApp, DimensionKey, DimensionUser, DimensionProvider, DimensionModel, DimensionEndpoint,
+		DimensionProviderKey,
 	}
 )
 

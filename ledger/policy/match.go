@@ -16,6 +16,7 @@ type Request struct {
 	User         string // "" when the caller named none: the key stands in
 	Plan         string // "" is DefaultPlan
 	Provider     string
+	ProviderKey  string // name of the key that the provider is asked with
 	Model        string // as the caller asked for it
 	Endpoint     string // path, e.g. /v1/chat/completions
 	EndpointKind string // e.g. chat, completions, embeddings, responses, messages
@@ -176,6 +177,8 @@ func (r *Request) dimension(dimension Dimension, model string) string {
 		return r.Plan
 	case DimensionProvider:
 		return r.Provider
+	case DimensionProviderKey:
+		return r.ProviderKey
 	default:
 		return r.User
 	}

@@ -88,8 +88,8 @@ type file struct {
 	r      *reader
 	policy *Policy
 
-	providerNames, modelNames, upstreamNames, planNames []string
-	upstreams                                           map[string]bool
+	providerNames, providerKeyNames, modelNames, upstreamNames, planNames []string
+	upstreams                                                             map[string]bool
 }
 
 func (f *file) read(root value) {

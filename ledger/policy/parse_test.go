@@ -79,8 +79,8 @@ func TestParseContract(t *testing.T) {
 	require.Equal(t, "Europe/Berlin", p.Calendar.Location.String())
 	require.Equal(t, time.Monday, p.Calendar.WeekStart)
 	require.Equal(t, &policy.Provider{
-		Name: "openai", Protocol: policy.ProtocolOpenAI, BaseURL: "https://api.openai.com/v1", APIKeyEnv: "OPENAI_API_KEY",
-		OnDisconnect: policy.OnDisconnectCancel, Line: 6,
+		Name: "openai", Protocol: policy.ProtocolOpenAI, BaseURL: "https://api.openai.com/v1",
+		Keys: []policy.ProviderKey{{Name: policy.DefaultKey, Env: "OPENAI_API_KEY", Weight: 1, Line: 6}}, Retries: 1, OnDisconnect: policy.OnDisconnectCancel, Line: 6,
 	}, p.Providers["openai"])
 	require.Equal(t, &policy.Model{Name: "fast", Provider: "openai", Upstream: "gpt-4o-mini", Line: 13}, p.Models["fast"])
 	require.Equal(t, "gpt-4o-mini", p.Models["gpt-4o-mini"].Upstream)

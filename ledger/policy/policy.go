@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"slices"
 	"time"
 
 	"tollgate/ledger"
@@ -33,9 +34,9 @@ type Policy struct {
 type Provider struct {
 	Name         string
 	Protocol     Protocol
-	BaseURL      string // without a trailing slash
-	APIKeyEnv    string // name of the environment variable that holds the key; at most one of APIKeyEnv and APIKeyFile is set
-	APIKeyFile   string // path of the file that holds the key
+	BaseURL      string        // without a trailing slash
+	Keys         []ProviderKey // at least one, in the order of the file
+	Retries      int           // further attempts at a request that spent nothing, 0 to 5
 	OnDisconnect OnDisconnect
 	API          API    // how it differs from its protocol
 	APIVersion   string // of Azure's dated routes, "" for the others
@@ -153,10 +154,17 @@ func (l *Limit) Unit() ledger.Unit {
 	}
 }
 
+// OfProviderKey reports whether the limit is on some keys of a provider, or on each by itself: with another key there may be room.
+func (l *Limit) OfProviderKey() bool {
+	return slices.Contains(l.By, DimensionProviderKey) ||
+		slices.ContainsFunc(l.Match, func(c Condition) bool { return c.Key == DimensionProviderKey })
+}
+
 // Dimension is a property of a request that limits split and match by.
 type Dimension string
 
-// The dimensions of the policy file. DimensionKey only matches, DimensionIP only splits.
+// The dimensions of the policy file. DimensionKey only matches, DimensionIP only splits; DimensionProviderKey, the key that the
+// provider is asked with, is one of the tier provider alone.
 const (
 	DimensionApp      Dimension = "app"
 	DimensionEndpoint Dimension = "endpoint"
@@ -165,7 +173,10 @@ const (
 	DimensionModel    Dimension = "model"
 	DimensionPlan     Dimension = "plan"
 	DimensionProvider Dimension = "provider"
-	DimensionUser     Dimension = "user"
+
+	DimensionProviderKey Dimension = "provider_key"
+
+	DimensionUser Dimension = "user"
 )
 
 // Condition holds when the request's Key is one of Values. A user is named "user" (in every app) or "app/user"; an endpoint

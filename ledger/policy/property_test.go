@@ -37,7 +37,7 @@ var names = rapid.Custom(func(t *rapid.T) string {
 var requests = rapid.Custom(func(t *rapid.T) policy.Request {
 	return policy.Request{
 		App: names.Draw(t, "app"), Key: names.Draw(t, "key"), User: names.Draw(t, "user"), Plan: names.Draw(t, "plan"),
-		Provider: names.Draw(t, "provider"), Model: names.Draw(t, "model"), Endpoint: names.Draw(t, "endpoint"),
+		Provider: names.Draw(t, "provider"), ProviderKey: names.Draw(t, "provider key"), Model: names.Draw(t, "model"), Endpoint: names.Draw(t, "endpoint"),
 		EndpointKind: names.Draw(t, "kind"), IP: names.Draw(t, "ip"),
 	}
 })
@@ -61,7 +61,7 @@ func identity(l *policy.Limit, r policy.Request) []any {
 		"endpoint": r.Endpoint, "ip": r.IP,
 	}
 	id := []any{l.Family, who[string(l.Tier)]}
-	who["model"], who["endpoint"] = r.Model, kind
+	who["model"], who["endpoint"], who["provider_key"] = r.Model, kind, r.ProviderKey
 	for _, dimension := range l.By {
 		id = append(id, who[string(dimension)])
 	}
@@ -76,6 +76,9 @@ func drawLimit(t *rapid.T, key string) *policy.Policy {
 		if dimension != string(tier) && rapid.Bool().Draw(t, "by "+dimension) {
 			by = append(by, dimension)
 		}
+	}
+	if tier == ledger.TierProvider && rapid.Bool().Draw(t, "by provider_key") {
+		by = append(by, "provider_key")
 	}
 	text := fmt.Sprintf("version: 1\nlimits:\n  - name: l\n    tier: %s\n    budget: {usd: 1, per: day}\n", tier)
 	if len(by) > 0 {
@@ -109,7 +112,7 @@ func TestSubjectsNeverCollide(t *testing.T) {
 		case "alike":
 			two = one
 			field := rapid.SampledFrom([]*string{
-				&two.App, &two.Key, &two.User, &two.Plan, &two.Provider, &two.Model, &two.Endpoint, &two.EndpointKind, &two.IP,
+				&two.App, &two.Key, &two.User, &two.Plan, &two.Provider, &two.ProviderKey, &two.Model, &two.Endpoint, &two.EndpointKind, &two.IP,
 			}).Draw(t, "differs in")
 			*field = names.Draw(t, "by")
 			two.User = rapid.SampledFrom([]string{two.User, "", "~" + two.Key, two.Key}).Draw(t, "user")

@@ -44,6 +44,8 @@ func (f *file) known(v value, key Dimension, name string, tier ledger.Tier) bool
 		return f.plan(v, name)
 	case DimensionProvider:
 		return f.knownProvider(v, name)
+	case DimensionProviderKey:
+		return v.ofProviders(tier) && f.providerKey(v, name)
 	case DimensionModel:
 		if tier == ledger.TierProvider {
 			return f.model(v, name, f.upstreamNames)
@@ -58,6 +60,23 @@ func (f *file) known(v value, key Dimension, name string, tier ledger.Tier) bool
 	default:
 		return true
 	}
+}
+
+// ofProviders reports the dimension provider_key in another tier: a key is its provider's, and one of the same name another's.
+func (v value) ofProviders(tier ledger.Tier) bool {
+	if tier != ledger.TierProvider {
+		v.fail("provider_key belongs to the tier provider: make it a limit of that tier")
+	}
+	return tier == ledger.TierProvider
+}
+
+// providerKey reports a key that no provider has.
+func (f *file) providerKey(v value, name string) bool {
+	if !contains(f.providerKeyNames, name) {
+		v.fail("unknown key of a provider %s; %s", quote(name), f.r.choices(name, f.providerKeyNames))
+		return false
+	}
+	return true
 }
 
 func (v value) app(name string) bool {
@@ -87,6 +106,7 @@ func (f *file) by(v value, tier ledger.Tier) []Dimension {
 		case !ok:
 		case string(d) == string(tier):
 			v.fail("the tier %s has a counter for each %s already: remove it", tier, d)
+		case d == DimensionProviderKey && !v.ofProviders(tier):
 		case slices.Contains(dimensions, d):
 			v.fail("%s is repeated: keep one", quote(string(d)))
 		default:

@@ -49,32 +49,30 @@ func (f *file) providers(top record) {
 		}
 	}
 	f.providerNames = sorted(f.policy.Providers)
+	keys := make(map[string]bool)
+	for _, p := range f.policy.Providers {
+		for _, key := range p.Keys {
+			if key.Name != "" { // which has been reported
+				keys[key.Name] = true
+			}
+		}
+	}
+	f.providerKeyNames = sorted(keys)
 }
 
 func (f *file) provider(e entry) *Provider {
-	p := &Provider{Name: e.name, OnDisconnect: OnDisconnectCancel, Line: e.key.node.Line}
-	rec := e.record("protocol", "base_url", "api_key_env", "api_key_file", "on_disconnect", "api", "api_version")
+	p := &Provider{Name: e.name, OnDisconnect: OnDisconnectCancel, Retries: defaultRetries, Line: e.key.node.Line}
+	rec := e.record("protocol", "base_url", "api_key_env", "api_key_file", "keys", "retries", "on_disconnect", "api", "api_version")
 	if v, ok := rec.require("protocol", "give openai, anthropic or gemini"); ok {
 		p.Protocol, _ = choice(v, "protocol", ProtocolOpenAI, ProtocolAnthropic, ProtocolGemini)
 	}
 	if v, ok := rec.require("base_url", "give the address that the API's paths follow, e.g. https://api.openai.com/v1"); ok {
 		p.BaseURL = v.baseURL()
 	}
-	env, hasEnv := rec.get("api_key_env")
-	path, hasFile := rec.get("api_key_file")
-	if hasEnv {
-		name, ok := env.text()
-		if ok && !envName.MatchString(name) {
-			// The text may be the key itself, put here by mistake: it is not repeated.
-			env.fail("is not the name of an environment variable: name the variable that holds the key, never the key")
-		}
-		p.APIKeyEnv = name
-	}
-	if hasFile {
-		p.APIKeyFile, _ = path.text()
-	}
-	if hasEnv && hasFile {
-		path.fail("api_key_env is given too: keep one of the two")
+	p.readKeys(rec)
+	if v, ok := rec.get("retries"); ok {
+		n, _ := v.count("retries", 0, maxRetries)
+		p.Retries = int(n)
 	}
 	if v, ok := rec.get("on_disconnect"); ok {
 		p.OnDisconnect, _ = choice(v, "answer to a disconnect", OnDisconnectCancel, OnDisconnectDrain)
@@ -130,6 +128,7 @@ func (f *file) knownProvider(v value, name string) bool {
 func (f *file) models(top record) {
 	f.policy.Models = make(map[string]*Model)
 	f.upstreams = make(map[string]bool)
+	named := make(map[*Model]value) // where a model's upstream model stands
 	if v, ok := top.get("models"); ok {
 		for _, e := range v.entries() {
 			e.key.ownName(e.name)
@@ -143,14 +142,25 @@ func (f *file) models(top record) {
 			if v, ok := rec.get("upstream_model"); ok {
 				name, _ := v.text()
 				v.ownName(name)
-				m.Upstream = cmp.Or(name, m.Name)
+				m.Upstream, named[m] = cmp.Or(name, m.Name), v
 			}
 			f.policy.Models[e.name], f.upstreams[m.Upstream] = m, true
 		}
 	}
+	f.refuseChains(named)
 	f.modelNames, f.upstreamNames = sorted(f.policy.Models), sorted(f.upstreams)
 	if len(f.policy.Models) == 0 {
 		top.warn("no models are declared: every request is refused, because callers may only ask for those")
+	}
+}
+
+// refuseChains reports an alias of an alias: the provider is asked for the upstream model as it stands, and would not know it.
+func (f *file) refuseChains(named map[*Model]value) {
+	for m, v := range named {
+		next := f.policy.Models[m.Upstream]
+		if next != nil && next != m && next.Provider == m.Provider && next.Upstream != next.Name {
+			v.fail("%s is an alias itself, and aliases do not follow each other: name the provider's own model, %s", quote(next.Name), quote(next.Upstream))
+		}
 	}
 }
 

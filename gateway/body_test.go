@@ -1,0 +1,121 @@
+package gateway
+
+import (
+	"bytes"
+	"crypto/rand"
+	"encoding/base64"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"github.com/tidwall/gjson"
+
+	"tollgate/ledger/event"
+)
+
+// largeChat is a body with an image of so many bytes.
+func largeChat(model string, size int, more string) string {
+	image := make([]byte, size)
+	_, _ = rand.Read(image)
+	return `{"model":"` + model + `","messages":[{"role":"user","content":[{"type":"text","text":"What is it?"},` +
+		`{"type":"image_url","image_url":{"url":"data:image/png;base64,` + base64.StdEncoding.EncodeToString(image) + `"}}]}],"max_tokens":10,"user":"eve"` + more + `}`
+}
+
+// Large bodies lie on disk on their way. They reach the provider byte for byte, or with nothing changed but what must be, are
+// metered as if they were small, and leave nothing.
+func TestLargeBodies(t *testing.T) {
+	t.Parallel()
+	var got atomic.Value
+	w := begin(t, func(rw http.ResponseWriter, r *http.Request) {
+		text, _ := io.ReadAll(r.Body)
+		require.Equal(t, r.ContentLength, int64(len(text)))
+		got.Store(string(text))
+		plain(rw, r)
+	})
+	w.config.MaxBody = 8 << 20
+	w.run(roomy)
+	same := largeChat("gpt-4o-mini", 3<<20, "")
+	a := w.send(http.MethodPost, chatPath, same)
+	require.Equal(t, 200, a.StatusCode, a.body)
+	require.True(t, got.Load() == same, "byte for byte")
+
+	alias := largeChat("fast", 1<<20, "")
+	require.Equal(t, 200, w.send(http.MethodPost, chatPath, alias).StatusCode)
+	require.True(t, got.Load() == strings.Replace(alias, `"fast"`, `"gpt-4o-mini"`, 1), "only the model is another")
+
+	streamed := largeChat("gpt-4o-mini", 1<<20, `,"stream":true`)
+	require.Equal(t, 200, w.send(http.MethodPost, chatPath, streamed).StatusCode)
+	require.True(t, got.Load() == strings.TrimSuffix(streamed, "}")+`,"stream_options":{"include_usage":true}}`)
+
+	var all sync.WaitGroup
+	for range 8 {
+		all.Go(func() {
+			if a := w.send(http.MethodPost, chatPath, alias); a.err != nil || a.StatusCode != 200 {
+				t.Errorf("answer %+v", a)
+			}
+		})
+	}
+	all.Wait()
+	found := w.events(22)
+	small := gjson.Get(same, "messages.0.content.0.text").Str
+	require.Equal(t, "What is it?", small)
+	for _, e := range found[event.KindReserved] {
+		require.Equal(t, "eve", e.Reservation.User)
+		require.Equal(t, found[event.KindReserved][0].Reservation.Held, e.Reservation.Held, "the size of an image that cannot be read is not its tokens")
+	}
+	require.Zero(t, w.gateway.bodies.used.Load())
+}
+
+// A large body that is wrong is told so as a small one is, also after its memory went to the next.
+func TestLargeBodyIsRefused(t *testing.T) {
+	t.Parallel()
+	w := begin(t, func(http.ResponseWriter, *http.Request) { t.Error("reached the provider") })
+	w.config.MaxBody, w.config.MaxBodies = 2<<20, 3<<20
+	w.run(roomy)
+	pad := strings.Repeat("x", 1<<20)
+	for reason, body := range map[string]string{
+		"BAD_REQUEST":    `{"pad":"` + pad + `","twice":1,"twice":2}`,
+		"UNKNOWN_MODEL":  `{"model":"nobody","messages":[],"pad":"` + pad + `"}`,
+		"BODY_TOO_LARGE": `{"pad":"` + pad + pad + `"}`,
+	} {
+		require.Equal(t, reason, w.problemOf(w.send(http.MethodPost, chatPath, body)).Tollgate.Reason)
+	}
+	require.Equal(t, "twice", *w.problemOf(w.send(http.MethodPost, chatPath, `{"pad":"`+pad+`","twice":1,"twice":2}`)).Error.Param)
+
+	w.gateway.bodies.used.Add(5 << 19)
+	for _, chunked := range []bool{false, true} {
+		r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, w.url+chatPath, struct{ io.Reader }{strings.NewReader(`{"pad":"` + pad + `"}`)})
+		require.NoError(t, err)
+		if !chunked {
+			r.ContentLength = int64(len(pad) + 10)
+		}
+		r.Header.Set("Authorization", "Bearer "+callerSecret)
+		response, err := w.client.Do(r)
+		require.NoError(t, err)
+		text, err := io.ReadAll(response.Body)
+		require.NoError(t, err)
+		require.NoError(t, response.Body.Close())
+		require.Equal(t, 503, response.StatusCode)
+		require.Equal(t, "BODIES_FULL", gjson.GetBytes(text, "tollgate.reason").Str)
+	}
+	require.Equal(t, int64(5<<19), w.gateway.bodies.used.Load())
+}
+
+// What a gateway that died left in its folder goes with the next one.
+func TestLeftBodiesAreRemoved(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "body-1"), bytes.Repeat([]byte("x"), 10), 0o600))
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "kept"), nil, 0o600))
+	_, err := newBodies(dir, 1<<20)
+	require.NoError(t, err)
+	left, err := os.ReadDir(dir)
+	require.NoError(t, err)
+	require.Len(t, left, 1)
+}

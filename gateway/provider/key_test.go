@@ -1,0 +1,177 @@
+package provider
+
+import (
+	"fmt"
+	"net/http"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"tollgate/ledger/policy"
+)
+
+const chatModel = "gpt-4o-mini"
+
+// keyed is a provider with keys of these weights: a, b, c …
+func keyed(weights ...int) *Upstream {
+	p := &policy.Provider{Name: "openai", Protocol: policy.ProtocolOpenAI, BaseURL: "https://a/v1"}
+	secrets := make([]string, len(weights))
+	for i, weight := range weights {
+		p.Keys = append(p.Keys, policy.ProviderKey{Name: string(rune('a' + i)), Weight: weight})
+		secrets[i] = fmt.Sprint("secret-", i)
+	}
+	return NewUpstream(p, nil, secrets...)
+}
+
+func chosen(t *testing.T, u *Upstream, p Pick, now time.Time) string {
+	t.Helper()
+	k, err := u.Choose(p, now)
+	require.NoError(t, err)
+	return k.Name
+}
+
+// Keys that are idle take turns; those in use are chosen by what they have in flight for their weight.
+func TestChoose(t *testing.T) {
+	t.Parallel()
+	now := time.Now()
+	u := keyed(1, 1, 1)
+	for i := range 9 {
+		now = now.Add(time.Millisecond)
+		require.Equal(t, string(rune('a'+i%3)), chosen(t, u, Pick{Model: chatModel}, now))
+	}
+	u = keyed(1, 3)
+	for range 80 {
+		now = now.Add(time.Millisecond)
+		k, err := u.Choose(Pick{Model: chatModel}, now)
+		require.NoError(t, err)
+		k.begin(chatModel, now)
+	}
+	require.Equal(t, []int{20, 60}, []int{u.keys[0].InFlight(), u.keys[1].InFlight()})
+	require.Equal(t, "a", chosen(t, u, Pick{Model: chatModel, Without: []string{"b"}}, now))
+	require.Equal(t, "a", chosen(t, u, Pick{Model: chatModel, Only: "a"}, now))
+	require.NotEmpty(t, chosen(t, u, Pick{Model: chatModel, Only: "of another policy"}, now))
+	_, err := u.Choose(Pick{Model: chatModel, Without: []string{"a", "b"}}, now)
+	require.Error(t, err)
+}
+
+// How long a key rests, for which models, and what ends it.
+func TestRests(t *testing.T) {
+	t.Parallel()
+	start := time.Now()
+	told := func(name, value string) http.Header { return http.Header{name: {value}} }
+	for name, c := range map[string]struct {
+		status      int
+		header      http.Header
+		times       int
+		least, most time.Duration // of the rest; 0 is none
+		others      bool          // other models rest, too
+		cause       Cause
+	}{
+		"401":                   {401, nil, 1, 5 * time.Second, 10 * time.Second, true, CauseRefused},
+		"403":                   {403, nil, 1, 5 * time.Second, 10 * time.Second, false, CauseRefused},
+		"403 and again":         {403, nil, 3, 20 * time.Second, 40 * time.Second, false, CauseRefused},
+		"403 for ever":          {403, nil, 50, 150 * time.Second, 300 * time.Second, false, CauseRefused},
+		"429":                   {429, nil, 1, 500 * time.Millisecond, time.Second, false, CauseLimited},
+		"429 with seconds":      {429, told("Retry-After", "20"), 1, 20 * time.Second, 22 * time.Second, false, CauseLimited},
+		"429 with milliseconds": {429, told("Retry-After-Ms", "150"), 1, 150 * time.Millisecond, 165 * time.Millisecond, false, CauseLimited},
+		"429 with a date":       {429, told("Retry-After", start.Add(30*time.Second).UTC().Format(http.TimeFormat)), 1, 28 * time.Second, 33 * time.Second, false, CauseLimited},
+		"429 for a week":        {429, told("Retry-After", "604800"), 1, longestTold, longestTold * 11 / 10, false, CauseLimited},
+		"429 for no time":       {429, told("Retry-After", "0"), 1, 500 * time.Millisecond, time.Second, false, CauseLimited},
+		"503 with seconds":      {503, told("Retry-After", "20"), 1, 20 * time.Second, 22 * time.Second, false, CauseLimited},
+		"503":                   {503, nil, downAfter - 1, 0, 0, false, ""},
+		"503 in a row":          {503, nil, downAfter, 500 * time.Millisecond, time.Second, false, CauseDown},
+		"500 in a row":          {500, nil, 50, 0, 0, false, ""},
+		"400":                   {400, nil, 50, 0, 0, false, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			u := keyed(1, 1)
+			k := u.keys[0]
+			for range c.times {
+				k.answered(chatModel, c.status, c.header, start)
+			}
+			until, cause := k.resting(chatModel, start, false)
+			if c.most == 0 {
+				require.Zero(t, until)
+				return
+			}
+			require.Equal(t, c.cause, cause)
+			require.GreaterOrEqual(t, until.Sub(start), c.least)
+			require.LessOrEqual(t, until.Sub(start), c.most)
+			others, _ := k.resting("another", start, false)
+			require.Equal(t, c.others, !others.IsZero())
+			require.Equal(t, "b", chosen(t, u, Pick{Model: chatModel}, start))
+			after, _ := k.resting(chatModel, until, false)
+			require.Zero(t, after)
+			k.answered(chatModel, 200, nil, until)
+			require.Empty(t, k.Rests(start))
+		})
+	}
+}
+
+// The only key is asked in spite of what its provider said, but not while the provider is down; of several none is then.
+func TestChooseWhileAllRest(t *testing.T) {
+	t.Parallel()
+	now := time.Now()
+	one, two := keyed(1), keyed(1, 1)
+	for _, u := range []*Upstream{one, two} {
+		for _, k := range u.keys {
+			k.answered(chatModel, 429, http.Header{"Retry-After": {"20"}}, now)
+		}
+	}
+	require.Equal(t, "a", chosen(t, one, Pick{Model: chatModel}, now))
+	_, err := two.Choose(Pick{Model: chatModel}, now)
+	var resting *Resting
+	require.ErrorAs(t, err, &resting)
+	require.Equal(t, CauseLimited, resting.Cause)
+	require.InDelta(t, 20.5, resting.Wait.Seconds(), 1.5)
+	require.Equal(t, "b", chosen(t, two, Pick{Model: chatModel, Only: "b"}, now), "what only it knows is asked of it")
+	for range downAfter {
+		one.keys[0].unanswered(chatModel, false, now)
+	}
+	_, err = one.Choose(Pick{Model: chatModel}, now)
+	require.ErrorAs(t, err, &resting)
+	require.Equal(t, CauseDown, resting.Cause)
+}
+
+// After a rest because of failures one request is the probe, and the others wait for how it fares.
+func TestProbe(t *testing.T) {
+	t.Parallel()
+	now := time.Now()
+	u := keyed(1)
+	k := u.keys[0]
+	for range downAfter {
+		k.unanswered(chatModel, false, now)
+	}
+	until, _ := k.resting(chatModel, now, false)
+	for _, outcome := range []func(){
+		func() { k.unanswered(chatModel, true, until) },  // its caller left
+		func() { k.unanswered(chatModel, false, until) }, // down still
+	} {
+		require.Equal(t, "a", chosen(t, u, Pick{Model: chatModel}, until))
+		k.begin(chatModel, until)
+		_, err := u.Choose(Pick{Model: chatModel}, until)
+		require.Error(t, err)
+		outcome()
+	}
+	longer, _ := k.resting(chatModel, until, false)
+	require.Greater(t, longer.Sub(until), 900*time.Millisecond, "twice as long")
+	k.begin(chatModel, longer)
+	k.answered("another", 200, nil, longer)
+	require.Equal(t, "a", chosen(t, u, Pick{Model: chatModel}, longer))
+}
+
+// What is known of keys outlives a policy, unless it is another key.
+func TestAdopt(t *testing.T) {
+	t.Parallel()
+	now := time.Now()
+	before, after := keyed(1, 1), keyed(1, 1, 1)
+	before.keys[0].answered(chatModel, 401, nil, now)
+	before.keys[1].answered(chatModel, 401, nil, now)
+	before.keys[1].secret = "of before"
+	after.Adopt(before)
+	for i, rests := range []int{1, 0, 0} {
+		require.Len(t, after.keys[i].Rests(now), rests, after.keys[i].Name)
+	}
+}
