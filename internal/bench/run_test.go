@@ -99,3 +99,26 @@ func TestBenches(t *testing.T) {
 		})
 	}
 }
+
+// The gateway's memory does not grow with the size of bodies: 40 of 20 MiB each are on their way at the same time.
+func TestMemory(t *testing.T) {
+	if testing.Short() {
+		t.Skip("starts every server")
+	}
+	dir := t.TempDir()
+	t.Setenv("TMPDIR", dir)
+	figures := filepath.Join(dir, "figures.json")
+	var out, progress bytes.Buffer
+	code := command.Run(t.Context(), []string{
+		"bench", "memory", "--uploads", "40", "--streams", "200", "--duration", "2s", "--json", figures,
+	}, &out, &progress)
+	require.Zero(t, code, progress.String())
+	text, err := os.ReadFile(figures)
+	require.NoError(t, err)
+	var found bench.MemoryResult
+	require.NoError(t, json.Unmarshal(text, &found))
+	const bound = 300 << 20
+	require.Less(t, found.Uploads.Peak, int64(bound), out.String())
+	require.Less(t, found.Streams.Peak, int64(bound), out.String())
+	require.Positive(t, found.Uploads.Before)
+}

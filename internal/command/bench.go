@@ -19,7 +19,7 @@ import (
 
 func newBench() *cobra.Command {
 	return group("bench", "Measure what the README says about speed",
-		newBenchGateway(), newBenchAdmission(), newBenchLimits(), newBenchIsolation(), newBenchUsers(), newBenchSettle(), newBenchNATS(), newBenchProxy())
+		newBenchGateway(), newBenchAdmission(), newBenchLimits(), newBenchIsolation(), newBenchUsers(), newBenchSettle(), newBenchMemory(), newBenchNATS(), newBenchProxy())
 }
 
 func newBenchGateway() *cobra.Command {
