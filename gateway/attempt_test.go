@@ -326,8 +326,13 @@ func TestTimeoutsByPhase(t *testing.T) {
 			t.Parallel()
 			leave := make(chan struct{})
 			w := begin(t, func(rw http.ResponseWriter, _ *http.Request) {
-				if c.parts != nil {
+				switch {
+				case c.stream != "":
 					events(rw, c.parts...)
+				case c.parts != nil:
+					rw.Header().Set("Content-Type", "application/json")
+					_, _ = io.WriteString(rw, c.parts[0])
+					rw.(http.Flusher).Flush()
 				}
 				<-leave
 			})

@@ -122,7 +122,7 @@ type Outcome struct {
 	PriceRow    string              `json:"price_row,omitempty"`
 	// ProviderCost is what the provider said that the answer cost, nil where it did not. Nothing is charged by it.
 	ProviderCost *ledger.NanoUSD `json:"provider_cost_nanousd,omitempty"`
-	Status       int             `json:"status"` // the provider's HTTP status
+	Status       int             `json:"status"`          // the provider's HTTP status
 	Tries        int             `json:"tries,omitempty"` // connections that were tried for it, when more than one
 	UpstreamID   string          `json:"upstream_id,omitempty"`
 	Finish       ledger.Reason   `json:"finish"` // OK, CLIENT_GONE, UPSTREAM_CUT, …
