@@ -1,6 +1,6 @@
 # `make dev` runs everything on this computer, `make test` checks everything. The steps of the latter live in .ci/check.
 .DEFAULT_GOAL := help
-.PHONY: help dev test deps lint unit fuzz bench chaos build secrets
+.PHONY: help dev test deps lint unit system fuzz bench chaos build secrets
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' Makefile
@@ -17,8 +17,11 @@ deps: ## install what the tests need where it is missing: redis-server, Postgres
 lint: ## gofumpt, go vet, staticcheck, go mod tidy -diff
 	@.ci/check lint
 
-unit: ## every test, with the race detector, in random order
+unit: ## every test but those of the next line, with the race detector, in random order; every benchmark once
 	@.ci/check unit
+
+system: ## the tests that run the whole system, from the built binary
+	@.ci/check system
 
 fuzz: ## every fuzz target for ten seconds
 	@.ci/check fuzz

@@ -58,7 +58,20 @@ func TestRedisFaults(t *testing.T) {
 		t.Skip("hurts Redis seven times, ten seconds each")
 	}
 	t.Parallel()
-	for name, fault := range map[string]redisFault{
+	// Not all side by side: decisions are held to a time that their load would use up.
+	for effect, faults := range redisFaults {
+		t.Run(effect, func(t *testing.T) {
+			t.Parallel()
+			for name, fault := range faults {
+				t.Run(name, func(t *testing.T) { newFaulty(t, &fault).run() })
+			}
+		})
+	}
+}
+
+// redisFaults are the faults by what becomes of Redis.
+var redisFaults = map[string]map[string]redisFault{
+	"gone": {
 		"frozen": {
 			begin: func(f *faulty) { require.NoError(f.t, f.Redis.Pause()) }, during: nothing,
 			end:      func(f *faulty) { require.NoError(f.t, f.Redis.Resume()) },
@@ -73,6 +86,8 @@ func TestRedisFaults(t *testing.T) {
 			begin: (*faulty).restart, during: nothing, end: nothing,
 			restarts: true,
 		},
+	},
+	"ill": {
 		"scripts flushed": {
 			begin: nothing, end: nothing,
 			during: func(f *faulty) { require.NoError(f.t, f.RedisClient.ScriptFlush(f.t.Context()).Err()) },
@@ -92,11 +107,7 @@ func TestRedisFaults(t *testing.T) {
 			end:      func(f *faulty) { f.link.SetLatency(0) },
 			degrades: true, timeout: hastyTimeout,
 		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			newFaulty(t, &fault).run()
-		})
-	}
+	},
 }
 
 func newFaulty(t *testing.T, fault *redisFault) *faulty {
