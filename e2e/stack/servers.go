@@ -26,14 +26,18 @@ func Postgres(t testing.TB) (url string) {
 	ctx, cancel := context.WithTimeout(t.Context(), startLimit)
 	defer cancel()
 	name := fmt.Sprintf("test_%d", nextDatabase())
-	quoted := pgx.Identifier{name}.Sanitize()
-	if err := execSQL(ctx, server, "CREATE DATABASE "+quoted+" TEMPLATE "+templateDatabase); err != nil {
+	if err := execSQL(ctx, server, createDatabase(name)); err != nil {
 		t.Fatalf("postgres: create database: %v", err)
 	}
 	cleanup(t, "database "+name, func(ctx context.Context) error {
-		return execSQL(ctx, server, "DROP DATABASE "+quoted+" WITH (FORCE)")
+		return execSQL(ctx, server, "DROP DATABASE "+pgx.Identifier{name}.Sanitize()+" WITH (FORCE)")
 	})
 	return server.URL(name)
+}
+
+// createDatabase copies the template's files: Postgres's own way, by its log, takes twice the processor time.
+func createDatabase(name string) string {
+	return "CREATE DATABASE " + pgx.Identifier{name}.Sanitize() + " TEMPLATE " + templateDatabase + " STRATEGY file_copy"
 }
 
 var nextDatabase = counter()
@@ -105,7 +109,7 @@ func NewPostgres(t testing.TB) (server *services.Postgres, url string) {
 	}
 	cleanup(t, "postgres", func(ctx context.Context) error { return returnPostgres(ctx, server) })
 	const name = "tollgate"
-	if err := execSQL(ctx, server, "CREATE DATABASE "+name+" TEMPLATE "+templateDatabase); err != nil {
+	if err := execSQL(ctx, server, createDatabase(name)); err != nil {
 		t.Fatalf("postgres: create database: %v", err)
 	}
 	return server, server.URL(name)
