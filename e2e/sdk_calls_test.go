@@ -59,7 +59,7 @@ func sdkClients(t *testing.T) []*sdkClient {
 	t.Helper()
 	transport := &http.Transport{MaxIdleConnsPerHost: 64}
 	t.Cleanup(transport.CloseIdleConnections)
-	web, node := &http.Client{Transport: transport}, startNode(t)
+	web, node := &http.Client{Transport: transport}, startNode(t, "calls.mjs")
 	return []*sdkClient{
 		{"openai-go", policy.ProtocolOpenAI, false, patient(func(ctx context.Context, c *sdkCall) sdkOutcome {
 			return callOpenAI(ctx, web, c)

@@ -50,14 +50,14 @@ type nodeSDKs struct {
 	mu      sync.Mutex // guards what follows
 	input   *json.Encoder
 	last    int
-	waiting map[int]chan sdkOutcome
+	waiting map[int]chan json.RawMessage
 }
 
-// startNode starts the script. It ends with the test, and with it the calls that still wait.
-func startNode(t *testing.T) *nodeSDKs {
+// startNode starts a script. It ends with the test, and with it the calls that still wait.
+func startNode(t *testing.T, script string) *nodeSDKs {
 	t.Helper()
 	installNode(t)
-	cmd := exec.Command("node", "calls.mjs")
+	cmd := exec.Command("node", script)
 	cmd.Dir = nodeDir
 	var problems bytes.Buffer
 	cmd.Stderr = &problems
@@ -66,7 +66,7 @@ func startNode(t *testing.T) *nodeSDKs {
 	output, err := cmd.StdoutPipe()
 	require.NoError(t, err)
 	require.NoError(t, cmd.Start())
-	n := &nodeSDKs{done: make(chan struct{}), input: json.NewEncoder(input), waiting: map[int]chan sdkOutcome{}}
+	n := &nodeSDKs{done: make(chan struct{}), input: json.NewEncoder(input), waiting: map[int]chan json.RawMessage{}}
 	read := make(chan error, 1)
 	go func() { read <- n.read(output) }()
 	t.Cleanup(func() {
@@ -84,17 +84,13 @@ func (n *nodeSDKs) read(output io.Reader) error {
 	lines := bufio.NewScanner(output)
 	lines.Buffer(nil, 1<<20)
 	for lines.Scan() {
-		var line struct {
-			ID    int
-			Text  string
-			Error *sdkError
-		}
+		var line struct{ ID int }
 		if err := json.Unmarshal(lines.Bytes(), &line); err != nil {
 			return fmt.Errorf("%w: %s", err, lines.Text())
 		}
 		n.mu.Lock()
 		if waiting := n.waiting[line.ID]; waiting != nil {
-			waiting <- sdkOutcome{Text: line.Text, Error: line.Error}
+			waiting <- bytes.Clone(lines.Bytes())
 		}
 		n.mu.Unlock()
 	}
@@ -102,11 +98,22 @@ func (n *nodeSDKs) read(output io.Reader) error {
 }
 
 // call makes one call. The SDK goes on with it when ctx ends first: in JavaScript nothing interrupts its waits.
-func (n *nodeSDKs) call(ctx context.Context, sdk string, c *sdkCall) sdkOutcome {
-	outcome := make(chan sdkOutcome, 1)
-	id, err := n.send(sdk, c, outcome)
-	if err != nil {
+func (n *nodeSDKs) call(ctx context.Context, sdk string, c *sdkCall) (outcome sdkOutcome) {
+	err := n.ask(ctx, map[string]any{
+		"sdk": sdk, "url": c.URL, "key": c.Key, "model": c.Model, "user": c.User, "maxTokens": c.MaxTokens, "headers": c.Header, "stream": c.Stream,
+	}, &outcome)
+	if err != nil && ctx.Err() == nil {
 		return sdkOutcome{Error: &sdkError{Message: err.Error()}}
+	}
+	return outcome
+}
+
+// ask hands a line to the script, with an id of its own, and reads the outcome.
+func (n *nodeSDKs) ask(ctx context.Context, line map[string]any, outcome any) error {
+	said := make(chan json.RawMessage, 1)
+	id, err := n.send(line, said)
+	if err != nil {
+		return err
 	}
 	defer func() {
 		n.mu.Lock()
@@ -114,22 +121,20 @@ func (n *nodeSDKs) call(ctx context.Context, sdk string, c *sdkCall) sdkOutcome 
 		delete(n.waiting, id)
 	}()
 	select {
-	case o := <-outcome:
-		return o
+	case text := <-said:
+		return json.Unmarshal(text, outcome)
 	case <-ctx.Done():
-		return sdkOutcome{}
+		return ctx.Err()
 	case <-n.done:
-		return sdkOutcome{Error: &sdkError{Message: "the Node process has ended"}}
+		return errors.New("the Node process has ended")
 	}
 }
 
-func (n *nodeSDKs) send(sdk string, c *sdkCall, outcome chan sdkOutcome) (id int, err error) {
+func (n *nodeSDKs) send(line map[string]any, said chan json.RawMessage) (id int, err error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.last++
-	n.waiting[n.last] = outcome
-	return n.last, n.input.Encode(map[string]any{
-		"id": n.last, "sdk": sdk, "url": c.URL, "key": c.Key, "model": c.Model, "user": c.User, "maxTokens": c.MaxTokens,
-		"headers": c.Header, "stream": c.Stream,
-	})
+	n.waiting[n.last] = said
+	line["id"] = n.last
+	return n.last, n.input.Encode(line)
 }
