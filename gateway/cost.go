@@ -18,7 +18,7 @@ func (x *exchange) price(o *event.Outcome) {
 	x.charge(o, x.cost(row, o.Usage, o.ServiceTier, at), event.Component{})
 	for _, other := range o.Others {
 		by := event.Component{Model: other.Model, PriceRow: row.ID}
-		theirs, known := x.g.admission.Price(x.verdict.Reservation.Provider, other.Model, at)
+		theirs, known := x.g.admission.Prices().Find(x.verdict.Reservation.Provider, other.Model, at)
 		if known {
 			by.PriceRow = theirs.ID
 		} else {

@@ -8,7 +8,6 @@ import (
 	"tollgate/gateway/provider"
 	"tollgate/ledger"
 	"tollgate/ledger/policy"
-	"tollgate/ledger/price"
 )
 
 // Route is who serves a model.
@@ -62,11 +61,6 @@ func (a *Admission) Provider(name string) (*policy.Provider, *provider.Upstream,
 	r := a.rules.Load()
 	p, ok := r.policy.Providers[name]
 	return p, r.upstreams[name], ok
-}
-
-// Price finds the price of a provider's model at an instant by the policy in force, false when it has none.
-func (a *Admission) Price(provider, model string, at time.Time) (*price.Row, bool) {
-	return a.rules.Load().book.Find(provider, model, at)
 }
 
 // route finds a model whose provider speaks the caller's protocol: nothing is translated.
