@@ -131,6 +131,8 @@ func (p priority) prices() Prices {
 //   - Google: thirty-five dollars for a thousand grounded prompts, and from Gemini 3 on fourteen for a thousand queries, whatever is
 //     left of what it gives away. ai.google.dev/gemini-api/docs/pricing, of September 2026. A model of unknown generation costs the
 //     dearer.
+//   - xAI: five dollars for a thousand searches of the web or of posts, and for a thousand runs of code; two and a half for a
+//     thousand searches of collections. docs.x.ai/developers/pricing, of 2026. Attached files cost more, and are not told apart.
 //   - Claude at other sellers: ten dollars for a thousand web searches, as Anthropic lists them. Unconfirmed; without it they
 //     would be charged nothing where no budget counts money.
 func stateCalls(row *Row) {
@@ -153,6 +155,10 @@ func stateCalls(row *Row) {
 		perThousand(CallWebSearch, 1000)
 		perThousand(CallFileSearch, 250)
 		perThousand(CallCodeInterpreter, 3000)
+	case row.Provider == "x-ai":
+		perThousand(CallWebSearch, 500)
+		perThousand(CallFileSearch, 250)
+		perThousand(CallCodeInterpreter, 500)
 	case row.Provider == "google" && strings.HasPrefix(row.Model, "gemini-3"):
 		perThousand(CallWebSearch, 1400)
 	case row.Provider == "google" && strings.HasPrefix(row.Model, "gemini-"):
