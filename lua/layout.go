@@ -18,6 +18,14 @@ type layout struct {
 // letters name the units in the script; those of soft budgets are upper case.
 var letters = map[ledger.Unit]string{ledger.UnitRequests: "r", ledger.UnitTokens: "t", ledger.UnitUSD: "n"}
 
+func (b *Budget) letter() string {
+	letter := letters[b.Unit]
+	if b.Soft {
+		letter = string(letter[0] - 'a' + 'A')
+	}
+	return letter
+}
+
 func (s *Scripts) layOut(c *ReserveCall) layout {
 	l := layout{args: make([]any, 3, 32+len(c.Counters)*3+len(c.Budgets)+len(c.Rates)*9)}
 	windows := windowsOf(c.Counters)
@@ -94,11 +102,7 @@ func (l *layout) addWindow(c *ReserveCall, w window) {
 		names := ""
 		for j := range c.Budgets {
 			if b := &c.Budgets[j]; b.Counter == i {
-				letter := letters[b.Unit]
-				if b.Soft {
-					letter = string(letter[0] - 'a' + 'A')
-				}
-				names += letter
+				names += b.letter()
 				l.args = append(l.args, b.Limit)
 				l.budgets = append(l.budgets, j)
 			}

@@ -6,6 +6,9 @@
 // its deadline) says what is held and on which counters; an amount is never held without one. When a reservation ends, a
 // tombstone stays for a minute, so that a reserve that arrives late cannot hold anything for it.
 //
+// A reservation can be extended: its record says what is held in all, and Extend raises that, with the counters, to a figure that
+// the call names; so it may be asked again, also after a rebuild that knew less.
+//
 // A rate's state is of one of six kinds, each with its own keys: a bucket, a fixed window and a sliding counter are one string,
 // a log of requests and the requests in flight one sorted set, a log of tokens a set and its sum. A request in flight is a
 // lease that lapses LeaseTTL after its reserve or its last renewal, so what a dead gateway had comes free by itself. When a
@@ -57,6 +60,8 @@ var (
 	rateSetsSource string
 	//go:embed reserve.lua
 	reserveSource string
+	//go:embed extend.lua
+	extendSource string
 	//go:embed settle.lua
 	settleSource string
 	//go:embed rebuild.lua
@@ -82,6 +87,7 @@ type Scripts struct {
 	leaseTTL     time.Duration // LeaseTTL, shorter in tests
 	tombstoneTTL time.Duration // tombstoneTTL, shorter in tests
 	reserve      script
+	extend       script
 	settle       script
 	rebuild      script
 	replay       script
@@ -93,6 +99,7 @@ func New(client redis.UniversalClient) *Scripts {
 	return &Scripts{
 		client: client, leaseTTL: LeaseTTL, tombstoneTTL: tombstoneTTL,
 		reserve: newScript(ratesSource + rateSetsSource + reserveSource),
+		extend:  newScript(extendSource),
 		settle:  newScript(ratesSource + rateSetsSource + settleSource),
 		rebuild: newScript(rebuildSource),
 		replay:  newScript(ratesSource + rateSetsSource + replaySource),

@@ -50,6 +50,7 @@ const (
 	StatusStaleWindow Status = 3 // a window is over or has not begun by Redis's clock: compute it anew
 	StatusEnded       Status = 4 // the reservation was ended before; it can never be held again
 	StatusHeld        Status = 5 // the same call was made before and holds; no figures
+	StatusUnknown     Status = 6 // of Extend alone: Redis does not know what is held
 )
 
 // Decision is the answer of Reserve. The figures are those the decision was made on, before this request.
