@@ -77,7 +77,9 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 		Buckets: []float64{.0001, .0002, .0004, .0008, .0015, .003, .006, .012, .025, .05, .1},
 	}, []string{"script"})
 	m.settle = redis.WithLabelValues("settle")
-	for _, kind := range []event.Kind{event.KindReserved, event.KindUsed, event.KindReleased, event.KindExpired, event.KindRefused, event.KindPolicy, event.KindAdjusted} {
+	for _, kind := range []event.Kind{
+		event.KindReserved, event.KindExtended, event.KindUsed, event.KindReleased, event.KindExpired, event.KindRefused, event.KindPolicy, event.KindAdjusted,
+	} {
 		for _, fate := range []pg.Fate{pg.FatePosted, pg.FateDuplicate, pg.FateConflict, outcomeParked} { // an increase needs a zero first
 			m.events.WithLabelValues(string(kind), string(fate))
 		}

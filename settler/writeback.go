@@ -76,7 +76,7 @@ func (s *Settler) lose(ctx context.Context, app string) error {
 
 func luaOpen(o pg.OpenReservation) lua.Open {
 	r := o.Reservation
-	return lua.Open{ReservationID: r.ID, App: o.App, Held: r.Held, Counters: r.Counters, Deadline: r.Deadline}
+	return lua.Open{ReservationID: r.ID, App: o.App, Held: r.HeldInAll(), Counters: r.Counters, Deadline: r.Deadline}
 }
 
 func (s *Settler) markDirty(app string) {

@@ -42,7 +42,7 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 			Help: "Events that the stream acknowledged and lost, found out and sent again; each time counts.",
 		}),
 	}
-	for _, kind := range []event.Kind{event.KindReserved, event.KindUsed, event.KindReleased} {
+	for _, kind := range []event.Kind{event.KindReserved, event.KindExtended, event.KindUsed, event.KindReleased} {
 		for _, outcome := range []string{"acknowledged", "spooled"} {
 			m.events.WithLabelValues(string(kind), outcome)
 		}

@@ -27,6 +27,7 @@ type Kind string
 // The kinds of events.
 const (
 	KindReserved Kind = "reserved" // amounts were set aside; the provider is about to be called
+	KindExtended Kind = "extended" // its answer outgrows that, so more was
 	KindUsed     Kind = "used"     // the provider was called; what it used
 	KindReleased Kind = "released" // nothing was spent
 	KindExpired  Kind = "expired"  // the outcome never arrived
@@ -47,7 +48,7 @@ type Event struct {
 	Sequence   uint64    `json:"sequence,omitempty"` // per producer, from 1 without gap; 0 for producers that do not number
 	TraceID    string    `json:"trace_id,omitempty"`
 
-	Reservation *Reservation `json:"reservation,omitempty"` // reserved, used, released, expired, adjusted
+	Reservation *Reservation `json:"reservation,omitempty"` // reserved, extended, used, released, expired, adjusted
 	Outcome     *Outcome     `json:"outcome,omitempty"`     // used, adjusted
 	Release     *Release     `json:"release,omitempty"`     // released
 	Refusals    *Refusals    `json:"refusals,omitempty"`    // refused
@@ -71,7 +72,9 @@ type Reservation struct {
 	Attempt        int              `json:"attempt"`                 // of the same call, from 1; each has a reservation of its own
 	FirstAttempt   string           `json:"first_attempt,omitempty"` // reservation id of the call's first, "" for that one itself
 	Streamed       bool             `json:"streamed,omitempty"`
-	Held           ledger.Amounts   `json:"held"`
+	Held           ledger.Amounts   `json:"held"`                 // at first, and charged to rates
+	Extended       ledger.Amounts   `json:"extended,omitzero"`    // held besides, on counters alone, since the answer outgrew it
+	Extensions     int              `json:"extensions,omitempty"` // how often that was raised
 	Counters       []ledger.Counter `json:"counters,omitempty"`
 	Rates          []Rate           `json:"rates,omitempty"`
 	PriceRow       string           `json:"price_row,omitempty"` // "" when the model has no price and no money budget applied
@@ -81,6 +84,9 @@ type Reservation struct {
 	PolicyRevision string           `json:"policy_revision"`
 	Flags          []string         `json:"flags,omitempty"` // degraded, shadow, unpriced, …
 }
+
+// HeldInAll is what the reservation holds on its counters.
+func (r *Reservation) HeldInAll() ledger.Amounts { return r.Held.Add(r.Extended) }
 
 // Rate is a rate that a reservation was charged to, with what must be known to charge it anew after its state was lost: the
 // window, and of a token bucket what it gives in it and holds. Zero where events of an earlier version do not say.
@@ -226,7 +232,7 @@ func (e *Event) check() error {
 		return errors.New("no occurred_at")
 	}
 	switch e.Kind {
-	case KindReserved:
+	case KindReserved, KindExtended:
 		return e.checkReservation()
 	case KindUsed:
 		return errors.Join(e.checkReservation(), e.checkOutcome())
@@ -260,14 +266,21 @@ func (e *Event) checkReservation() error {
 		return fmt.Errorf("%s without reservation", e.Kind)
 	case r.Held.Requests < 0 || r.Held.Tokens < 0 || r.Held.NanoUSD < 0:
 		return fmt.Errorf("reservation %s holds a negative amount", r.ID)
+	case r.Extended.Requests < 0 || r.Extended.Tokens < 0 || r.Extended.NanoUSD < 0 || r.Extensions < 0:
+		return fmt.Errorf("reservation %s is extended by a negative amount", r.ID)
 	case r.ReservedAt.IsZero() || r.Deadline.IsZero():
 		return fmt.Errorf("reservation %s has no times", r.ID)
 	case r.OnExpiry != ExpiryCharge && r.OnExpiry != ExpiryRelease:
 		return fmt.Errorf("reservation %s: unknown on_expiry %q", r.ID, r.OnExpiry)
 	}
 	id := ID(r.ID, e.Kind)
-	if e.Kind == KindAdjusted && e.Adjustment != nil {
+	switch {
+	case e.Kind == KindAdjusted && e.Adjustment != nil:
 		id = AdjustedID(r.ID, e.Adjustment.Number)
+	case e.Kind == KindExtended && r.Extensions > 0:
+		id = ExtensionID(r.ID, r.Extensions)
+	case e.Kind == KindExtended:
+		return fmt.Errorf("reservation %s is extended for the %d-th time", r.ID, r.Extensions)
 	}
 	if e.ID != id {
 		return fmt.Errorf("event %s is not the %s event of reservation %s", e.ID, e.Kind, r.ID)

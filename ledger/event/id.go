@@ -2,6 +2,7 @@ package event
 
 import (
 	"fmt"
+	"strconv"
 	"strings"
 	"time"
 
@@ -35,8 +36,14 @@ func PartitionTime(id string) (time.Time, error) {
 }
 
 // ID is the id of an event: the UUIDv7 of what it is about and its kind. A reservation has at most one event of each kind, but
-// for its adjustments, see AdjustedID; events about no reservation (refused, policy) take a fresh UUIDv7.
+// for its extensions and adjustments, see ExtensionID and AdjustedID; events about no reservation (refused, policy) take a fresh
+// UUIDv7.
 func ID(uuidv7 string, kind Kind) string { return uuidv7 + ":" + string(kind) }
+
+// ExtensionID is the id of the event that tells of a reservation's n-th extension, from 1.
+func ExtensionID(uuidv7 string, n int) string {
+	return ID(uuidv7, KindExtended) + ":" + strconv.Itoa(n)
+}
 
 // What gateways and settlers agree on over NATS besides events.
 const (

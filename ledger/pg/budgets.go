@@ -65,7 +65,7 @@ func (p *posting) collectBudgets() {
 		}
 		p.charge(t.top, ledger.Amounts{})
 		if t.undone != nil {
-			p.charge(t.undone, ledger.Amounts{}.Sub(t.undone.Reservation.Held))
+			p.charge(t.undone, ledger.Amounts{}.Sub(t.undone.Reservation.HeldInAll()))
 			p.transfer = append(p.transfer, correction(t.row.event, t.undone))
 		}
 		if t.row.event != nil { // else decided by an earlier batch

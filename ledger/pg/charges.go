@@ -28,7 +28,7 @@ type Charged struct {
 func (s *Session) RecentCharges(ctx context.Context, app string, after time.Time, limit int) (charges []Charged, since time.Time, err error) {
 	const query = `
 SELECT r.app, r.reservation_id, r.reserved_at, r.held_requests,
-    CASE r.state WHEN 'pending' THEN r.held_tokens ELSE r.charged_tokens END, r.flags @> '{degraded}', e.body
+    r.state = 'pending', r.charged_tokens, r.flags @> '{degraded}', e.body
 FROM reservations r
 JOIN LATERAL (
     SELECT body FROM events e WHERE e.event_id = ANY (ARRAY[r.reservation_id || ':reserved', r.reservation_id || ':used']) AND e.day = r.day
@@ -43,9 +43,9 @@ LIMIT $3`
 	}
 	read, since := 0, after
 	var c Charged
-	var degraded bool
+	var pending, degraded bool
 	var body []byte
-	into := []any{&c.App, &c.ReservationID, &c.ReservedAt, &c.Amounts.Requests, &c.Amounts.Tokens, &degraded, &body}
+	into := []any{&c.App, &c.ReservationID, &c.ReservedAt, &c.Amounts.Requests, &pending, &c.Amounts.Tokens, &degraded, &body}
 	_, err = pgx.ForEachRow(rows, into, func() error {
 		if read++; read == limit {
 			since = c.ReservedAt.Add(time.Microsecond) // others of this instant may not have been read
@@ -59,6 +59,9 @@ LIMIT $3`
 			return err
 		}
 		c.Rates = e.Reservation.Rates
+		if pending {
+			c.Amounts.Tokens = e.Reservation.Held.Tokens // extensions are not charged to rates
+		}
 		charges = append(charges, c)
 		return nil
 	})

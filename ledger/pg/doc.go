@@ -15,10 +15,11 @@
 //
 // # States
 //
-// The events of a reservation decide its state by rank, adjusted > used > released > expired > reserved, of several adjustments the
-// one with the highest number, whatever order they arrive in:
+// The events of a reservation decide its state by rank, adjusted > used > released > expired > reserved and extended, of several
+// adjustments the one with the highest number, whatever order they arrive in:
 //
 //	reserved            pending    charges nothing
+//	extended            pending    charges nothing; holds what its latest extension says
 //	expired             expired    charges what was held, or nothing (the event says which); usage state unconfirmed
 //	released            released   charges nothing; takes an expiry's charge back
 //	used                settled    charges what was used; takes an expiry's charge back

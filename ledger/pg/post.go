@@ -59,6 +59,11 @@ type OpenReservation struct {
 	Reservation event.Reservation
 }
 
+// holds notes what the reservation holds in all.
+func (o *OpenReservation) holds(all ledger.Amounts) {
+	o.Reservation.Extended = all.Sub(o.Reservation.Held)
+}
+
 // Ending is a reservation that is settled, released or expired. Spent is what its budgets now carry for it.
 type Ending struct {
 	Reservation event.Reservation
@@ -160,10 +165,19 @@ const (
 	rankUsed // of the n-th adjustment n more
 )
 
-// rank orders the events of one reservation: the highest decides its state. 0 for events about no reservation.
+// outranks orders the events of one reservation: the highest decides its state, and of those that leave it pending, the one
+// that says it holds most.
+func outranks(a, b *event.Event) bool {
+	if b == nil || rank(a) != rank(b) {
+		return b == nil || rank(a) > rank(b)
+	}
+	return a.Reservation.Extensions > b.Reservation.Extensions
+}
+
+// rank is 0 for events about no reservation.
 func rank(e *event.Event) int {
 	switch e.Kind {
-	case event.KindReserved:
+	case event.KindReserved, event.KindExtended:
 		return rankReserved
 	case event.KindExpired:
 		return rankExpired
@@ -192,7 +206,7 @@ func (p *posting) group(batch []Received) {
 			byID[t.id] = t
 			p.touched = append(p.touched, t)
 		}
-		if t.top == nil || rank(e) > rank(t.top) {
+		if outranks(e, t.top) {
 			t.top = e
 		}
 		t.ends = t.ends || e.Kind != event.KindAdjusted
@@ -210,7 +224,7 @@ func (p *posting) group(batch []Received) {
 		case event.KindAdjusted:
 			t.adjusted = append(t.adjusted, e)
 		}
-		if t.freshTop == nil || rank(e) > rank(t.freshTop) {
+		if outranks(e, t.freshTop) {
 			t.freshTop = e
 		}
 	}
@@ -230,7 +244,9 @@ func (p *posting) writeBacks() []WriteBack {
 		}
 		if t.row.state == statePending {
 			if t.reserved != nil {
-				w.Opens = append(w.Opens, OpenReservation{App: app, Reservation: *t.reserved.Reservation})
+				open := OpenReservation{App: app, Reservation: *t.reserved.Reservation}
+				open.holds(t.row.held)
+				w.Opens = append(w.Opens, open)
 			}
 			continue
 		}

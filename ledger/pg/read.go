@@ -84,10 +84,11 @@ func (s *Session) counterStates(ctx context.Context, query string, args ...any) 
 	})
 }
 
-// OpenReservations reads the pending reservations of one app, or of all for "", from their Reserved events.
+// OpenReservations reads the pending reservations of one app, or of all for "", from their Reserved events, with what their
+// extensions hold besides.
 func (s *Session) OpenReservations(ctx context.Context, app string) ([]OpenReservation, error) {
 	const query = `
-SELECT e.app, e.body
+SELECT e.app, e.body, r.held_requests, r.held_tokens, r.held_nanousd
 FROM reservations r
 JOIN events e ON e.event_id = r.reservation_id || ':reserved' AND e.day = r.day
 WHERE r.state = 'pending' AND ($1 = '' OR r.app = $1)
@@ -106,7 +107,7 @@ ORDER BY r.reservation_id`
 // Overdue reads at most limit pending reservations whose deadline was before the instant, the oldest first.
 func (s *Store) Overdue(ctx context.Context, before time.Time, limit int) ([]OpenReservation, error) {
 	const query = `
-SELECT e.app, e.body
+SELECT e.app, e.body, r.held_requests, r.held_tokens, r.held_nanousd
 FROM reservations r
 JOIN events e ON e.event_id = r.reservation_id || ':reserved' AND e.day = r.day
 WHERE r.state = 'pending' AND r.deadline < $1
@@ -127,7 +128,8 @@ func collectOpen(rows pgx.Rows) ([]OpenReservation, error) {
 	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (OpenReservation, error) {
 		var open OpenReservation
 		var body []byte
-		if err := row.Scan(&open.App, &body); err != nil {
+		var held ledger.Amounts
+		if err := row.Scan(&open.App, &body, &held.Requests, &held.Tokens, &held.NanoUSD); err != nil {
 			return open, err
 		}
 		e, err := event.Decode(body)
@@ -135,6 +137,7 @@ func collectOpen(rows pgx.Rows) ([]OpenReservation, error) {
 			return open, err
 		}
 		open.Reservation = *e.Reservation
+		open.holds(held)
 		return open, nil
 	})
 }

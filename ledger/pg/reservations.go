@@ -28,6 +28,7 @@ const flagUsedAfterRelease = "used_after_release"
 type reservationRow struct {
 	event   *event.Event // nil when the row was read from the database
 	state   string
+	held    ledger.Amounts
 	charged ledger.Amounts
 	usage   ledger.UsageState
 	flags   []string
@@ -39,7 +40,7 @@ type reservationRow struct {
 // rowOf folds: e is the deciding event, released whether a Released event is known besides it.
 func rowOf(e *event.Event, released bool) reservationRow {
 	r := e.Reservation
-	row := reservationRow{event: e, flags: r.Flags}
+	row := reservationRow{event: e, held: r.HeldInAll(), flags: r.Flags}
 	switch e.Kind {
 	case event.KindUsed, event.KindAdjusted:
 		row.state, row.charged, row.usage = stateSettled, e.Outcome.Spent(), e.Outcome.UsageState
@@ -52,7 +53,7 @@ func rowOf(e *event.Event, released bool) reservationRow {
 	case event.KindExpired:
 		row.state = stateExpired
 		if r.OnExpiry == event.ExpiryCharge {
-			row.charged, row.usage = r.Held, ledger.UsageUnconfirmed
+			row.charged, row.usage = row.held, ledger.UsageUnconfirmed
 		}
 	default:
 		row.state = statePending
@@ -91,7 +92,7 @@ func (p *posting) writeReservations(ctx context.Context, tx pgx.Tx) error {
 		case !found:
 			t.row = rowOf(t.freshTop, t.released)
 			made = append(made, t)
-		case t.freshTop == nil || rank(t.freshTop) < old.rank():
+		case t.freshTop == nil || rank(t.freshTop) < old.rank() || old.state == statePending && !grows(old, t.freshTop):
 			t.row = old
 			if t.released && old.state == stateSettled {
 				flagged = append(flagged, t.id)
@@ -116,6 +117,13 @@ func (p *posting) writeReservations(ctx context.Context, tx pgx.Tx) error {
 	return updateReservations(ctx, tx, replaced, flagged)
 }
 
+// grows reports whether a pending reservation is known to hold less than the event says: its extensions come in any order. An event
+// that ends it always counts.
+func grows(old reservationRow, e *event.Event) bool {
+	held := e.Reservation.HeldInAll()
+	return rank(e) > rankReserved || held.Tokens > old.held.Tokens || held.NanoUSD > old.held.NanoUSD
+}
+
 // loadUndone finds the Expired events whose charge is taken back: they name the budgets and accounts that carry it.
 func (p *posting) loadUndone(ctx context.Context, tx pgx.Tx, ids []string) error {
 	if len(ids) == 0 {
@@ -138,7 +146,8 @@ func (p *posting) loadUndone(ctx context.Context, tx pgx.Tx, ids []string) error
 // lockReservations reads, and locks in the order of their ids, the rows that were there before this batch.
 func (p *posting) lockReservations(ctx context.Context, tx pgx.Tx) (map[string]reservationRow, error) {
 	const query = `
-SELECT r.reservation_id, r.state, r.usage_state, r.charged_requests, r.charged_tokens, r.charged_nanousd, r.adjustments, r.flags @> $3
+SELECT r.reservation_id, r.state, r.usage_state, r.held_requests, r.held_tokens, r.held_nanousd,
+    r.charged_requests, r.charged_tokens, r.charged_nanousd, r.adjustments, r.flags @> $3
 FROM unnest($1::text[], $2::date[]) AS k (reservation_id, day)
 JOIN reservations r ON r.reservation_id = k.reservation_id AND r.day = k.day
 ORDER BY r.reservation_id
@@ -158,7 +167,8 @@ FOR UPDATE OF r`
 	var id string
 	var row reservationRow
 	into := []any{
-		&id, &row.state, &row.usage, &row.charged.Requests, &row.charged.Tokens, &row.charged.NanoUSD, &row.adjustments, &row.both,
+		&id, &row.state, &row.usage, &row.held.Requests, &row.held.Tokens, &row.held.NanoUSD,
+		&row.charged.Requests, &row.charged.Tokens, &row.charged.NanoUSD, &row.adjustments, &row.both,
 	}
 	_, err = pgx.ForEachRow(rows, into, func() error {
 		before[id] = row
@@ -235,7 +245,7 @@ func reservationArrays(touches []*touch) []any {
 		}
 		u := o.Usage
 		for c, number := range [...]int64{
-			int64(r.Attempt), r.Held.Requests, int64(r.Held.Tokens), int64(r.Held.NanoUSD),
+			int64(r.Attempt), row.held.Requests, int64(row.held.Tokens), int64(row.held.NanoUSD),
 			row.charged.Requests, int64(row.charged.Tokens), int64(row.charged.NanoUSD),
 			int64(u.Input), int64(u.CachedInput), int64(u.CacheWrite5m), int64(u.CacheWrite1h), int64(u.InputAudio), int64(u.InputImage),
 			int64(u.InputVideo), int64(u.CachedInputAudio), int64(u.CachedInputImage),

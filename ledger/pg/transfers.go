@@ -99,7 +99,7 @@ func correction(cause, expired *event.Event) transfer {
 	linked := clean(expired.ID) + "/" + transferExpire
 	return transfer{
 		cause: cause, kind: transferCorrect, debit: unconfirmedAccount(expired), credit: spendAccount(expired),
-		amount: expired.Reservation.Held.NanoUSD, priceRow: priceRow(expired), linked: &linked, occurredAt: expired.OccurredAt,
+		amount: expired.Reservation.HeldInAll().NanoUSD, priceRow: priceRow(expired), linked: &linked, occurredAt: expired.OccurredAt,
 	}
 }
 

@@ -75,8 +75,8 @@ func unnamedCharges(ctx context.Context, tx pgx.Tx) ([]any, error) {
 const bodyJSON = `replace(convert_from(e.body, 'UTF8'), '\u0000', '\ufffd')::json`
 
 // chargesByBudget derives from the deciding events what every budget must carry, and how much of it nobody judged: what a
-// request used beyond what it held, what adjustments added to it, and all of a request that was admitted without Redis, past a
-// limit that refuses nobody, or under a policy without the budget.
+// request used beyond what it held (at first, where its answer outgrew that past a budget that lets it), what adjustments added to
+// it, and all of a request that was admitted without Redis, past a limit that refuses nobody, or under a policy without the budget.
 const chargesByBudget = `
 WITH counted AS (
     SELECT CASE WHEN c ->> 'tier' IN ('app', 'key', 'user') THEN r.app ELSE '' END AS app,
@@ -89,9 +89,14 @@ WITH counted AS (
     FROM reservations r
     JOIN events e ON e.event_id = r.reservation_id || CASE r.state WHEN 'settled' THEN ':used' ELSE ':expired' END AND e.day = r.day
     CROSS JOIN LATERAL (SELECT
-        CASE WHEN r.flags && '{degraded,flagged,shadow}' THEN 0 ELSE r.held_requests END AS requests,
-        CASE WHEN r.flags && '{degraded,flagged,shadow}' THEN 0 ELSE r.held_tokens END AS tokens,
         CASE WHEN r.flags && '{degraded,flagged,shadow}' THEN 0
+             WHEN r.flags && '{outgrown}' THEN coalesce((` + bodyJSON + ` -> 'reservation' -> 'held' ->> 'requests')::bigint, 0)
+             ELSE r.held_requests END AS requests,
+        CASE WHEN r.flags && '{degraded,flagged,shadow}' THEN 0
+             WHEN r.flags && '{outgrown}' THEN coalesce((` + bodyJSON + ` -> 'reservation' -> 'held' ->> 'tokens')::bigint, 0)
+             ELSE r.held_tokens END AS tokens,
+        CASE WHEN r.flags && '{degraded,flagged,shadow}' THEN 0
+             WHEN r.flags && '{outgrown}' THEN coalesce((` + bodyJSON + ` -> 'reservation' -> 'held' ->> 'nanousd')::bigint, 0)
              WHEN r.adjustments > 0 THEN least(r.held_nanousd, (` + bodyJSON + ` -> 'outcome' ->> 'cost_nanousd')::bigint)
              ELSE r.held_nanousd END AS nanousd) h
     CROSS JOIN LATERAL json_array_elements(` + bodyJSON + ` -> 'reservation' -> 'counters') AS c

@@ -87,7 +87,7 @@ func opens(reservations []pg.OpenReservation) []lua.Open {
 	for i, o := range reservations {
 		r := o.Reservation
 		open[i] = lua.Open{
-			ReservationID: r.ID, App: o.App, Held: r.Held, Counters: r.Counters, Deadline: r.Deadline, ReservedAt: r.ReservedAt,
+			ReservationID: r.ID, App: o.App, Held: r.HeldInAll(), Counters: r.Counters, Deadline: r.Deadline, ReservedAt: r.ReservedAt,
 		}
 	}
 	return open
