@@ -219,6 +219,7 @@ func (x *exchange) upstreamContext() (ctx context.Context, leave func()) {
 		ctx = context.WithoutCancel(ctx)
 	}
 	ctx, cancel := context.WithCancel(ctx)
+	x.cancelUpstream = cancel
 	stop := context.AfterFunc(x.g.work, cancel)
 	return ctx, func() {
 		stop()
@@ -232,9 +233,13 @@ func (x *exchange) sendFailed(err error) {
 	res := x.verdict.Reservation
 	x.g.log.Warn("no answer from the provider", "request_id", res.ID, "provider", res.Provider, "provider_key", res.ProviderKey, "error", err)
 	reason, sent := x.whyUnanswered(err)
-	if sent {
+	switch {
+	case sent && reason == ledger.ReasonClientGone && x.request.Stream && x.verdict.Provider.OnDisconnect == policy.OnDisconnectCancel:
+		x.disconnect = policy.OnDisconnectCancel
+		x.used(provider.Answer{Finish: reason}, 0, 0) // cancelled before the first token
+	case sent:
 		x.used(provider.Answer{Finish: reason}, 0, x.heldOutput())
-	} else {
+	default:
 		x.release(&event.Release{Reason: reason})
 	}
 	x.problem(problem{reason: reason, message: unanswered(res.Provider, err)})

@@ -20,6 +20,9 @@ type Config struct {
 	IdleTimeout     time.Duration `env:"TOLLGATE_UPSTREAM_IDLE_TIMEOUT" envDefault:"5m"`    // between two pieces of an answer
 	TotalTimeout    time.Duration `env:"TOLLGATE_UPSTREAM_TIMEOUT" envDefault:"1h"`         // one attempt, its answer included
 	ShutdownTimeout time.Duration `env:"TOLLGATE_SHUTDOWN_TIMEOUT" envDefault:"30s"`        // for answers in progress and the flush
+	CallerTimeout   time.Duration `env:"TOLLGATE_CALLER_TIMEOUT" envDefault:"1m"`           // for a caller that does not read its stream
+	DrainTimeout    time.Duration `env:"TOLLGATE_DRAIN_TIMEOUT" envDefault:"2m"`            // for a stream that is read on without its caller
+	Drains          int           `env:"TOLLGATE_DRAINS" envDefault:"256"`                  // such streams at once
 	RefusalsEvery   time.Duration `env:"TOLLGATE_REFUSALS_EVERY" envDefault:"10s"`          // between two records of what was refused
 	// ConfirmEvery is how often the settler is asked which of this gateway's events Postgres holds. What a stream lost is sent
 	// again no more often.
@@ -40,6 +43,7 @@ func (c Config) Validate() error {
 		"TOLLGATE_UPSTREAM_TLS_TIMEOUT": c.TLSTimeout, "TOLLGATE_UPSTREAM_HEADER_TIMEOUT": c.HeaderTimeout,
 		"TOLLGATE_UPSTREAM_IDLE_TIMEOUT": c.IdleTimeout, "TOLLGATE_UPSTREAM_TIMEOUT": c.TotalTimeout, "TOLLGATE_SHUTDOWN_TIMEOUT": c.ShutdownTimeout,
 		"TOLLGATE_REFUSALS_EVERY": c.RefusalsEvery, "TOLLGATE_CONFIRM_EVERY": c.ConfirmEvery,
+		"TOLLGATE_CALLER_TIMEOUT": c.CallerTimeout, "TOLLGATE_DRAIN_TIMEOUT": c.DrainTimeout,
 	} {
 		if d <= 0 {
 			problems = append(problems, fmt.Errorf("%s: must be above zero, not %s", name, d))
@@ -50,6 +54,9 @@ func (c Config) Validate() error {
 	}
 	if c.MaxBodies < c.MaxBody {
 		problems = append(problems, fmt.Errorf("TOLLGATE_BODIES_MAX_BYTES: must be at least TOLLGATE_MAX_BODY_BYTES, not %d", c.MaxBodies))
+	}
+	if c.Drains < 0 {
+		problems = append(problems, fmt.Errorf("TOLLGATE_DRAINS: must not be negative, not %d", c.Drains))
 	}
 	_, err := c.trustedProxies()
 	return errors.Join(append(problems, err)...)

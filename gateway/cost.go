@@ -51,7 +51,7 @@ func (x *exchange) cost(row *price.Row, u ledger.Usage, tier ledger.ServiceTier,
 	bound, err := row.UpperBound(ask, at)
 	if err != nil {
 		// Even the bound has no price for it all: at least what was held, and what the tokens alone can cost.
-		bound = x.verdict.Reservation.Held.NanoUSD
+		bound = x.verdict.Reservation.HeldInAll().NanoUSD
 		if tokens, err := row.UpperBound(price.Ask{Input: ask.Input, Output: ask.Output}, at); err == nil {
 			bound = max(bound, tokens)
 		}

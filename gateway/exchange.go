@@ -37,6 +37,9 @@ type exchange struct {
 
 	attempts attempts
 
+	cancelUpstream context.CancelFunc
+	disconnect     policy.OnDisconnect // what was done when the caller left a stream
+
 	firstByte time.Duration // from sending the request to the provider's answer header; 0 without one
 
 	admitted bool // the reservation is on record: it needs an ending
@@ -73,12 +76,12 @@ func (g *Gateway) serve(w http.ResponseWriter, r *http.Request, endpoint provide
 	case response.StatusCode >= http.StatusMultipleChoices:
 		x.passRefused(response)
 	case isMedia(response.Header, "text/event-stream"): // whatever was asked for
-		x.passStream(response, func(sink provider.Sink, drain bool) (provider.Answer, error) {
-			return x.endpoint.RelayStream(sink, response.Body, x.request.Stream && !x.request.UsageAsked, drain)
+		x.passStream(response, func(sink provider.Sink, how provider.Passing) (provider.Answer, error) {
+			return x.endpoint.RelayStream(sink, response.Body, how)
 		})
 	case endpoint == provider.StreamGenerate && isMedia(response.Header, "application/json"):
-		x.passStream(response, func(sink provider.Sink, drain bool) (provider.Answer, error) {
-			return x.endpoint.RelayList(sink, response.Body, drain)
+		x.passStream(response, func(sink provider.Sink, how provider.Passing) (provider.Answer, error) {
+			return x.endpoint.RelayList(sink, response.Body, how)
 		})
 	default:
 		x.passBody(response)
@@ -249,44 +252,6 @@ func (x *exchange) passBody(response *http.Response) {
 	x.writeHeader(response)
 	if _, err := x.w.Write(body); err != nil {
 		x.reason = ledger.ReasonClientGone
-	}
-}
-
-func (x *exchange) passStream(response *http.Response, relay func(sink provider.Sink, drain bool) (provider.Answer, error)) {
-	x.writeHeader(response)
-	sink := &flushSink{ResponseWriter: x.w, start: x.start, first: x.g.metrics.firstToken}
-	drain := x.verdict.Provider.OnDisconnect == policy.OnDisconnectDrain
-	answer, err := relay(sink, drain)
-	if err != nil && x.r.Context().Err() != nil {
-		answer.Finish = ledger.ReasonClientGone
-	}
-	x.used(answer, response.StatusCode, answer.Streamed())
-	x.remember(answer.UpstreamID)
-	if err == nil && answer.Finish != ledger.ReasonClientGone {
-		return // it came to its end, be that an error of the provider's
-	}
-	x.g.log.Warn("stream not completed", "request_id", x.verdict.Reservation.ID, "finish", answer.Finish, "error", err)
-	if !answer.FirstByte && answer.Finish != ledger.ReasonClientGone {
-		x.problem(brokeOff(answer.Finish, err))
-		return
-	}
-	panic(http.ErrAbortHandler)
-}
-
-// flushSink sends each write of a stream on at once and notes when the first left.
-type flushSink struct {
-	http.ResponseWriter
-	start time.Time
-	first interface{ Observe(float64) }
-}
-
-func (s *flushSink) Flush() {
-	if s.first != nil {
-		s.first.Observe(time.Since(s.start).Seconds())
-		s.first = nil
-	}
-	if f, ok := s.ResponseWriter.(http.Flusher); ok {
-		f.Flush()
 	}
 }
 

@@ -60,7 +60,8 @@ type Gateway struct {
 	refusals  *refusals
 	remaining *remaining
 	stopping  atomic.Bool
-	active    atomic.Int64 // requests being served
+	active    atomic.Int64  // requests being served
+	drains    chan struct{} // one element for each stream that is read on without its caller
 	// work ends when answers in progress are cut at the end of a shutdown. It stands here because upstream calls outlive
 	// the context of the request they are made for.
 	work    context.Context
@@ -99,7 +100,7 @@ func New(config Config, d Deps) (*Gateway, error) {
 		learner: admission.NewLearner(learnedPairs), directory: admission.NewDirectory(js, d.Log),
 		transport: provider.NewTransport(config.timeouts()),
 		trusted:   trusted, bodies: kept, metrics: newMetrics(d.Registry), refusals: newRefusals(clock.Now()),
-		remaining: newRemaining(d.Registry), follow: d.FollowPolicy, js: js,
+		remaining: newRemaining(d.Registry), follow: d.FollowPolicy, js: js, drains: make(chan struct{}, config.Drains),
 	}
 	g.control = admission.NewControl(d.NATS, js, g.delivered)
 	g.filler = newFiller(d.NATS, func(on bool) { g.metrics.setDegraded(componentLedger, on) }, d.Log)

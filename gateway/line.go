@@ -22,7 +22,7 @@ func (x *exchange) writeLine() {
 		attributes = appendOutcome(attributes, v)
 		res := &v.Reservation
 		attributes = append(attributes, slog.String("request_id", res.ID), slog.String("user", x.user()),
-			slog.Int64("reserved_tokens", int64(res.Held.Tokens)), slog.Int64("reserved_nanousd", int64(res.Held.NanoUSD)))
+			slog.Int64("reserved_tokens", int64(res.HeldInAll().Tokens)), slog.Int64("reserved_nanousd", int64(res.HeldInAll().NanoUSD)))
 	}
 	if x.state != "" {
 		attributes = append(attributes, slog.Int64("actual_tokens", int64(x.spent.Tokens)),

@@ -73,6 +73,7 @@ func begin(t testing.TB, provider http.HandlerFunc) *world {
 	w.config = Config{
 		LimiterTimeout: 5 * time.Second, MaxBody: 1 << 20, DialTimeout: 5 * time.Second, HeaderTimeout: time.Minute, ShutdownTimeout: 20 * time.Second,
 		RefusalsEvery: 10 * time.Millisecond, ConfirmEvery: time.Second, MaxBodies: 1 << 30,
+		CallerTimeout: time.Minute, DrainTimeout: time.Minute, Drains: 16,
 	}
 	w.keyFile = filepath.Join(t.TempDir(), "key")
 	require.NoError(t, os.WriteFile(w.keyFile, []byte(upstreamSecret+"\n"), 0o600))
@@ -144,6 +145,7 @@ providers:
   steady: {protocol: anthropic, base_url: "%[1]s/v1", api_key_file: "%[2]s", on_disconnect: drain}
   google: {protocol: gemini, base_url: "%[1]s/v1beta", api_key_file: "%[2]s"}
   many: {protocol: openai, base_url: "%[1]s/v1", keys: [{name: a, api_key_file: "%[2]s"}, {name: b, api_key_file: "%[2]s-b"}]}
+  calm: {protocol: gemini, base_url: "%[1]s/v1beta", api_key_file: "%[2]s", on_disconnect: drain}
 models:
   gpt-4o-mini: {provider: openai}
   fast: {provider: openai, upstream_model: gpt-4o-mini}
@@ -153,6 +155,7 @@ models:
   claude: {provider: anthropic, upstream_model: claude-sonnet-4-6}
   steady: {provider: steady, upstream_model: claude-sonnet-4-6}
   gemini-2.5-flash: {provider: google}
+  calm: {provider: calm, upstream_model: gemini-2.5-flash}
   gpt-4o-transcribe: {provider: openai}
   omni-moderation-latest: {provider: openai}
   quick: {provider: google, upstream_model: gemini-2.5-flash}
@@ -276,7 +279,7 @@ func (w *world) problemOf(a answer) (p struct {
 	return p
 }
 
-// events waits until the stream has n events of reservations and returns them by kind, in order of arrival.
+// events waits until the stream has n events of reservations, extensions left out, and returns them by kind, in order of arrival.
 func (w *world) events(n int) map[event.Kind][]*event.Event {
 	w.Helper()
 	var found map[event.Kind][]*event.Event
@@ -298,7 +301,7 @@ func (w *world) events(n int) map[event.Kind][]*event.Event {
 			if err != nil {
 				return err
 			}
-			if e.Reservation != nil {
+			if e.Reservation != nil && e.Kind != event.KindExtended {
 				found[e.Kind] = append(found[e.Kind], e)
 				count++
 			}

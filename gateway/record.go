@@ -49,6 +49,9 @@ func (x *exchange) severalTries() int {
 // used records what the answer used. Where the provider did not say, the estimate is the input as estimated and output
 // tokens as handed in.
 func (x *exchange) used(answer provider.Answer, status int, output ledger.Tokens) {
+	if x.disconnect != "" {
+		x.flagEnd(flagDisconnect + string(x.disconnect))
+	}
 	res := x.verdict.Reservation
 	o := &event.Outcome{
 		ModelServed: answer.Model, Usage: answer.Usage, UsageState: answer.State, ServiceTier: answer.Tier, Status: status,
@@ -62,15 +65,13 @@ func (x *exchange) used(answer provider.Answer, status int, output ledger.Tokens
 	switch {
 	case o.UsageState == "":
 		o.Usage, o.UsageState = estimate, ledger.UsageEstimated
-	case o.UsageState == ledger.UsageInconsistent && o.Usage.Total() > absurd*res.Held.Tokens:
+	case o.UsageState == ledger.UsageInconsistent && o.Usage.Total() > absurd*res.HeldInAll().Tokens:
 		// Figures that contradict each other and leave all measure are a fault of the provider's; charged as they stand, one
 		// of them would shut every budget above.
 		x.g.log.Error("absurd usage, the estimate is charged", "request_id", res.ID, "tokens", o.Usage.Total())
 		o.Usage = estimate
 	}
-	if answer.Finish == ledger.ReasonClientGone {
-		o.OnDisconnect = string(x.verdict.Provider.OnDisconnect)
-	}
+	o.OnDisconnect = string(x.disconnect)
 	if o.UsageState == ledger.UsageReported {
 		x.g.learner.Learn(x.caller.App, res.Model, x.rawEstimate(res.Model), o.Usage)
 	}

@@ -7,6 +7,8 @@ import (
 	"slices"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+
 	"tollgate/ledger"
 	"tollgate/lua"
 )
@@ -19,11 +21,23 @@ var errNotAsked = errors.New("redis was not asked")
 // for a connection, where a crowd would look like a Redis that does not answer.
 const callsAtOnce = 64
 
-// askRedis makes the one call of a decision, unless the breaker is open. Its caller waits for its turn no longer than the
-// limiter's timeout, and for Redis no longer than that once more.
-func (a *Admission) askRedis(ctx context.Context, c *lua.ReserveCall) (lua.Decision, error) {
+// askRedis makes the one call of a decision.
+func (a *Admission) askRedis(ctx context.Context, c *lua.ReserveCall) (decision lua.Decision, err error) {
+	took, err := a.ask(ctx, a.metrics.reserve, func(ctx context.Context) (err error) {
+		decision, err = a.scripts.Reserve(ctx, c)
+		return err
+	})
+	if err == nil {
+		a.clock.Observe(decision.Now, took)
+	}
+	return decision, err
+}
+
+// ask makes a call, unless the breaker is open. It waits for its turn no longer than the limiter's timeout, and for Redis no longer
+// than that once more.
+func (a *Admission) ask(ctx context.Context, seconds prometheus.Observer, call func(context.Context) error) (took time.Duration, err error) {
 	if !a.breaker.Allow() {
-		return lua.Decision{}, errNotAsked
+		return 0, errNotAsked
 	}
 	select {
 	case a.asking <- struct{}{}:
@@ -34,24 +48,21 @@ func (a *Admission) askRedis(ctx context.Context, c *lua.ReserveCall) (lua.Decis
 		case a.asking <- struct{}{}:
 		case <-late.C:
 			a.breaker.Shed()
-			return lua.Decision{}, errNotAsked
+			return 0, errNotAsked
 		}
 	}
 	defer func() { <-a.asking }()
 	if !a.breaker.Allow() { // it may have opened meanwhile
-		return lua.Decision{}, errNotAsked
+		return 0, errNotAsked
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, a.timeout, errors.New("reserve: Redis did not answer in time"))
+	ctx, cancel := context.WithTimeoutCause(ctx, a.timeout, errors.New("limiter: Redis did not answer in time"))
 	defer cancel()
 	start := time.Now()
-	decision, err := a.scripts.Reserve(ctx, c)
-	took := time.Since(start)
+	err = call(ctx)
+	took = time.Since(start)
 	a.breaker.Done(took, err)
-	a.metrics.reserve.Observe(took.Seconds())
-	if err == nil {
-		a.clock.Observe(decision.Now, took)
-	}
-	return decision, err
+	seconds.Observe(took.Seconds())
+	return took, err
 }
 
 // judgeLocally decides without Redis: by what is known of used-up budgets, and by an allowance that is small on purpose. The

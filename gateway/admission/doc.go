@@ -16,6 +16,12 @@
 // Slots of concurrency limits are leases. This gateway renews those of its requests in flight and gives them back when the
 // answer is complete; those of a gateway that died lapse.
 //
+// # Extensions
+//
+// An answer that outgrows what was held for it has its reservation extended, by the limits of the decision that admitted it, on
+// every budget above it. Hard budgets are judged, and end the stream where they have no more room; the others are told, and let it
+// finish. Rates are left to the settlement. An extension is in a section like a decision, so a rebuild finds it in the ledger.
+//
 // # Windows and clocks
 //
 // Calendar windows are computed here, from a clock calibrated against Redis's by every answer; the script refuses a window
@@ -28,7 +34,7 @@
 // because calls failed before, the gateway judges by itself: closed plans and budgets that are known to be used up are refused,
 // and the rest shares an allowance a gateway and app, small on purpose. What was admitted so is on record like everything else;
 // Redis is told of it before it is asked again. The most that can be overspent is that allowance, times the gateways, times the
-// outage.
+// outage. A stream under a hard budget that outgrows what was held draws on it, too, and ends when it is used up.
 //
 // Counters that Redis has lost are rebuilt from the ledger. Meanwhile callers are told to come back in a second; when it takes
 // longer than three seconds, the gateway judges by itself. A request of an app that this gateway has never judged waits for

@@ -23,6 +23,8 @@ type candidate struct {
 	rules *rules
 	full  []string         // keys of the provider whose own limits had no room
 	call  *lua.ReserveCall // nil when a refusal needed no limit
+	hard  []hardBudget     // of the call's budgets
+	drawn ledger.Amounts   // on the gateway's own allowance, beyond what Redis holds
 }
 
 // judge decides once: every limit in one call, held everywhere or nowhere. An allowed verdict is in a section, which Recorded
@@ -171,6 +173,9 @@ func (c *candidate) layOut(now time.Time) {
 		s := &c.Limits[i]
 		limit := s.Applied.Limit
 		if limit.Budget != nil {
+			if limit.Hard && !s.Soft() {
+				c.hard = append(c.hard, hardBudget{len(c.call.Budgets), s.Applied})
+			}
 			counter := counterOf(c.call, limit, s.Applied.Subject, p.Calendar, now)
 			c.call.Budgets = append(c.call.Budgets, lua.Budget{
 				Counter: counter, Unit: limit.Budget.Unit, Limit: s.Applied.Value, Soft: s.Soft(),

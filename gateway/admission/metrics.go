@@ -9,7 +9,10 @@ import (
 type metrics struct {
 	admission prometheus.Histogram
 	reserve   prometheus.Observer
-	lines     atomic.Pointer[lines] // of the admission that is measured
+	extend    prometheus.Observer
+	// extensions counts streams that outgrew what was held for them, each time they did.
+	extensions *prometheus.CounterVec
+	lines      atomic.Pointer[lines] // of the admission that is measured
 }
 
 // NewMetrics registers what admission measures.
@@ -24,12 +27,20 @@ func NewMetrics(reg prometheus.Registerer) *metrics {
 		Help:    "Time of one script call, as its caller sees it.",
 		Buckets: []float64{.0001, .0002, .0004, .0008, .0015, .003, .006, .012, .025, .05, .1},
 	}, []string{"script"})
-	m := &metrics{admission: admission, reserve: redis.WithLabelValues("reserve")}
+	extensions := prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "tollgate_extensions_total", Help: "Extensions that streams asked for because they outgrew what was held for them, by outcome.",
+	}, []string{"outcome"})
+	for _, outcome := range []string{extensionHeld, extensionRefused, extensionLocal} {
+		extensions.WithLabelValues(outcome)
+	}
+	m := &metrics{
+		admission: admission, reserve: redis.WithLabelValues("reserve"), extend: redis.WithLabelValues("extend"), extensions: extensions,
+	}
 	waiting := prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "tollgate_waiting_requests",
 		Help: "Requests that wait for a limit to have room.",
 	}, m.waiting)
-	reg.MustRegister(admission, redis, waiting)
+	reg.MustRegister(admission, redis, extensions, waiting)
 	return m
 }
 

@@ -200,7 +200,8 @@ func (u *anthropicUsage) reading() Reading {
 // anthropicMeter reads a stream of a message.
 type anthropicMeter struct {
 	usage anthropicUsage
-	final bool // the final figures have come
+	final bool        // the final figures have come
+	open  openChoices // blocks of content that have begun and not ended
 }
 
 func newAnthropicMeter() meter { return &anthropicMeter{} }
@@ -209,13 +210,22 @@ func (m *anthropicMeter) event(data []byte, a *Answer) (withhold, last bool) {
 	switch gjson.GetBytes(data, "type").Str {
 	case "content_block_delta":
 		a.Events++
-		a.Text += estimateText(deltaText(data, anthropicText...))
+		for _, text := range gjson.GetManyBytes(data, "delta.text", "delta.thinking", "delta.partial_json") {
+			a.said.add(0, text.Str)
+		}
+	case "content_block_start":
+		found := gjson.GetManyBytes(data, "index", "content_block.name")
+		m.open.note(found[0].Int(), false)
+		a.said.add(0, found[1].Str)
+	case "content_block_stop":
+		m.open.note(gjson.GetBytes(data, "index").Int(), true)
 	case "message_start":
 		if !wholeJSON(data) {
 			break
 		}
 		found := gjson.GetManyBytes(data, "message.usage", "message.model", "message.id")
 		m.usage.read(found[0])
+		a.Usage = m.usage.reading().Usage // what the input came to; close says how sure the rest is
 		a.Model, a.UpstreamID = name(found[1]), name(found[2])
 	case "message_delta":
 		if usage := gjson.GetBytes(data, "usage"); usage.IsObject() && wholeJSON(data) {
@@ -231,9 +241,6 @@ func (m *anthropicMeter) event(data []byte, a *Answer) (withhold, last bool) {
 	return false, false
 }
 
-// anthropicText is where text, thinking and the input of tools stand in a delta.
-var anthropicText = [][]byte{[]byte(`"text":"`), []byte(`"thinking":"`), []byte(`"partial_json":"`)}
-
 // close takes what the stream told. Where the final figures never came, the input is known from the start, but the output only
 // from what was streamed.
 func (m *anthropicMeter) close(a *Answer) {
@@ -242,5 +249,5 @@ func (m *anthropicMeter) close(a *Answer) {
 		return
 	}
 	a.State = ledger.UsageEstimated
-	a.Usage.Output, a.Usage.Reasoning = max(m.usage.output, a.Streamed()), 0
+	a.Usage.Output, a.Usage.Reasoning = max(m.usage.output, a.said.tokens()), 0
 }

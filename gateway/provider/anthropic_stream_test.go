@@ -56,7 +56,7 @@ func message() string {
 
 func relayMessage(t require.TestingT, text string) (string, Answer) {
 	s := &sink{}
-	answer, err := Messages.RelayStream(s, strings.NewReader(text), false, false)
+	answer, err := Messages.RelayStream(s, strings.NewReader(text), Passing{})
 	require.NoError(t, err)
 	require.False(t, s.unflushed)
 	return s.String(), answer
@@ -117,7 +117,7 @@ func TestRelayMessage(t *testing.T) {
 			t.Parallel()
 			passed, answer := relayMessage(t, c.text)
 			require.Equal(t, c.text, passed, "byte for byte")
-			answer.Text = 0
+			answer.Output = 0
 			require.Equal(t, c.want, answer)
 		})
 	}
@@ -134,14 +134,14 @@ func TestStreamedMessageIsEstimated(t *testing.T) {
 	} {
 		s := &sink{}
 		text := messageStart(startUsage) + sse("content_block_delta", `{"type":"content_block_delta","index":0,"delta":`+delta+`}`)
-		answer, err := Messages.RelayStream(s, strings.NewReader(text), false, false)
+		answer, err := Messages.RelayStream(s, strings.NewReader(text), Passing{})
 		require.ErrorIs(t, err, ErrUpstreamCut, name)
 		require.Equal(t, text, s.String())
 		require.Equal(t, ledger.UsageEstimated, answer.State, name)
 		require.Equal(t, ledger.Tokens(700), answer.Usage.Input, name)
 		require.GreaterOrEqual(t, answer.Usage.Output, ledger.Tokens(50), name)
 		require.LessOrEqual(t, answer.Usage.Output, ledger.Tokens(90), name)
-		require.Equal(t, answer.Streamed(), answer.Usage.Output, name)
+		require.Equal(t, answer.Output, answer.Usage.Output, name)
 	}
 }
 
@@ -169,7 +169,7 @@ func TestRelayMessageCut(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			s := &sink{}
-			answer, err := Messages.RelayStream(s, &pieces{[][]byte{[]byte(c.text)}, c.err, 0}, false, false)
+			answer, err := Messages.RelayStream(s, &pieces{[][]byte{[]byte(c.text)}, c.err, 0}, Passing{})
 			require.ErrorIs(t, err, ErrUpstreamCut)
 			require.Equal(t, ledger.ReasonUpstreamCut, answer.Finish)
 			require.Equal(t, c.text, s.String(), "what has come is passed on")
@@ -183,7 +183,7 @@ func TestRelayMessageUsageCutAnywhere(t *testing.T) {
 	start, end := messageStart(startUsage), messageDelta("end_turn", fullUsage)
 	want := ledger.Usage{Input: 1500, CachedInput: 400, CacheWrite5m: 10, CacheWrite1h: 20, Output: 60, Calls: ledger.Calls{WebSearch: 1}}
 	for size := range len(end) {
-		answer, err := Messages.RelayStream(&sink{}, iotest.TimeoutReader(strings.NewReader(start+end[:size])), false, false)
+		answer, err := Messages.RelayStream(&sink{}, iotest.TimeoutReader(strings.NewReader(start+end[:size])), Passing{})
 		require.ErrorIs(t, err, ErrUpstreamCut)
 		if answer.State == ledger.UsageReported {
 			require.Equal(t, want, answer.Usage, "cut at %d", size)
@@ -193,7 +193,7 @@ func TestRelayMessageUsageCutAnywhere(t *testing.T) {
 		require.Equal(t, ledger.Tokens(700), answer.Usage.Input, "cut at %d", size)
 	}
 	for size := range len(start) - 4 {
-		answer, err := Messages.RelayStream(&sink{}, strings.NewReader(start[:size]), false, false)
+		answer, err := Messages.RelayStream(&sink{}, strings.NewReader(start[:size]), Passing{})
 		require.ErrorIs(t, err, ErrUpstreamCut)
 		require.Empty(t, answer.State, "cut at %d", size)
 	}
@@ -205,7 +205,7 @@ func TestRelayMessageSplitAtEveryByte(t *testing.T) {
 	_, want := relayMessage(t, text)
 	for at := range len(text) + 1 {
 		s := &sink{}
-		answer, err := Messages.RelayStream(s, &pieces{[][]byte{[]byte(text[:at]), []byte(text[at:])}, io.EOF, 0}, false, false)
+		answer, err := Messages.RelayStream(s, &pieces{[][]byte{[]byte(text[:at]), []byte(text[at:])}, io.EOF, 0}, Passing{})
 		require.NoError(t, err)
 		require.Equal(t, text, s.String(), "split at %d", at)
 		require.Equal(t, want, answer, "split at %d", at)
@@ -234,7 +234,7 @@ func TestRelayMessageAnyChunking(t *testing.T) {
 			cut, rest = append(cut, rest[:n]), rest[n:]
 		}
 		s := &sink{}
-		got, err := Messages.RelayStream(s, &pieces{cut, io.EOF, 0}, false, false)
+		got, err := Messages.RelayStream(s, &pieces{cut, io.EOF, 0}, Passing{})
 		require.NoError(t, err)
 		require.Equal(t, text, s.String())
 		require.Equal(t, want, got)
@@ -251,7 +251,7 @@ func TestRelayMessageCallerLeaves(t *testing.T) {
 				cut = append(cut, []byte(e))
 			}
 			body := &pieces{cut, io.EOF, 0}
-			answer, err := Messages.RelayStream(&sink{failAt: failAt}, body, false, drain)
+			answer, err := Messages.RelayStream(&sink{failAt: failAt}, body, Passing{Drain: func() bool { return drain }})
 			require.NoError(t, err)
 			require.Equal(t, ledger.ReasonClientGone, answer.Finish)
 			if drain || failAt >= 4 {
@@ -274,7 +274,7 @@ func BenchmarkRelayMessage(b *testing.B) {
 	s := &sink{}
 	for b.Loop() {
 		s.Reset()
-		if _, err := Messages.RelayStream(s, strings.NewReader(text), false, false); err != nil {
+		if _, err := Messages.RelayStream(s, strings.NewReader(text), Passing{}); err != nil {
 			b.Fatal(err)
 		}
 	}

@@ -81,7 +81,7 @@ func TestStepsOfAMessage(t *testing.T) {
 			require.Equal(t, Reading{Usage: c.want, State: c.state}, plain.Reading)
 			require.Equal(t, c.others, plain.Others)
 			start := strings.Replace(messageStart(`{"input_tokens":1,"output_tokens":1}`), "claude-9", "m-1", 1)
-			streamed, err := Messages.RelayStream(&sink{}, strings.NewReader(start+textDelta("x")+messageDelta("end_turn", usage)+messageStop), false, false)
+			streamed, err := Messages.RelayStream(&sink{}, strings.NewReader(start+textDelta("x")+messageDelta("end_turn", usage)+messageStop), Passing{})
 			require.NoError(t, err)
 			require.Equal(t, plain.Reading, streamed.Reading)
 			require.Equal(t, plain.Others, streamed.Others)
@@ -118,7 +118,7 @@ func TestDrawnInAResponse(t *testing.T) {
 		answer := answerOf(t, Responses, body)
 		require.Equal(t, c.want, answer.Others, name)
 		require.Equal(t, Reading{Usage: ledger.Usage{Input: 10, Output: 5}, State: ledger.UsageReported}, answer.Reading, name)
-		streamed, err := Responses.RelayStream(&sink{}, strings.NewReader(`data: {"type":"response.completed","response":`+body+"}\n\n"), false, false)
+		streamed, err := Responses.RelayStream(&sink{}, strings.NewReader(`data: {"type":"response.completed","response":`+body+"}\n\n"), Passing{})
 		require.NoError(t, err, name)
 		require.Equal(t, c.want, streamed.Others, name)
 	}
@@ -167,7 +167,7 @@ func TestSearchesAndToldCost(t *testing.T) {
 	}
 	stream := delta(search(`,"index":0`)) + delta(search(`,"index":0,"output":"x"`)) + delta(search(`,"index":1`)) +
 		`data: {"choices":[{"delta":{},"finish_reason":"stop"}],"x_groq":{"usage":{` + tokens + `}}}` + "\n\ndata: [DONE]\n\n"
-	answer, err := Chat.RelayStream(&sink{}, strings.NewReader(stream), false, false)
+	answer, err := Chat.RelayStream(&sink{}, strings.NewReader(stream), Passing{})
 	require.NoError(t, err)
 	require.Equal(t, ledger.Usage{Input: 10, Output: 5, Calls: ledger.Calls{WebSearch: 2}}, answer.Usage)
 }

@@ -40,18 +40,18 @@ func TestFramings(t *testing.T) {
 		"without the last blank line": func(s string) string { return strings.TrimRight(s, "\n") },
 	}
 	for name, stream := range streams {
-		want, err := stream.endpoint.RelayStream(&sink{}, strings.NewReader(stream.text), false, false)
+		want, err := stream.endpoint.RelayStream(&sink{}, strings.NewReader(stream.text), Passing{})
 		require.NoError(t, err, name)
 		require.Equal(t, ledger.UsageReported, want.State, name)
 		for framing, rewrite := range framings {
 			text := rewrite(stream.text)
 			for how, body := range map[string]io.Reader{"whole": strings.NewReader(text), "byte by byte": iotest.OneByteReader(strings.NewReader(text))} {
 				s := &sink{}
-				got, err := stream.endpoint.RelayStream(s, body, false, false)
+				got, err := stream.endpoint.RelayStream(s, body, Passing{})
 				require.NoError(t, err, "%s, %s, %s", name, framing, how)
 				require.Equal(t, text, s.String(), "%s, %s, %s", name, framing, how)
 				if framing == "several lines" || framing == "lines with CRLF" {
-					got.Text = want.Text // an estimate, which is made without parsing
+					got.Output = want.Output // an estimate
 				}
 				require.Equal(t, want, got, "%s, %s, %s", name, framing, how)
 			}

@@ -162,10 +162,10 @@ func FuzzRelay(f *testing.F) {
 	f.Add([]byte("data: {\"type\":\"image_generation.completed\",\"usage\":{\"input_tokens\":1,\"output_tokens\":2}}\n\n"), uint16(3), false, kinds[Images.Path])
 	f.Fuzz(func(t *testing.T, text []byte, size uint16, withhold bool, kind uint8) {
 		at := int(kind) % (len(Endpoints()) + 1)
-		relay := func(s Sink, body io.Reader) (Answer, error) { return StreamGenerate.RelayList(s, body, false) }
+		relay := func(s Sink, body io.Reader) (Answer, error) { return StreamGenerate.RelayList(s, body, Passing{}) }
 		if at < len(Endpoints()) {
 			relay = func(s Sink, body io.Reader) (Answer, error) {
-				return Endpoints()[at].RelayStream(s, body, withhold, false)
+				return Endpoints()[at].RelayStream(s, body, Passing{Withhold: withhold})
 			}
 		}
 		whole, parts := &sink{}, &sink{}

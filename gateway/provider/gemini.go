@@ -264,17 +264,17 @@ func geminiSearches(root gjson.Result) int64 {
 }
 
 // geminiMeter reads a stream of generateContent.
-type geminiMeter struct{}
+type geminiMeter struct {
+	open openChoices // candidates that have begun and not ended
+	done bool
+}
 
-func newGeminiMeter() meter { return geminiMeter{} }
+func newGeminiMeter() meter { return &geminiMeter{} }
 
-var (
-	geminiText = [][]byte{[]byte(`"text": "`), []byte(`"text":"`)}
-	closedList = []byte("]")
-)
+var closedList = []byte("]")
 
 // event ends the stream with the reason why the model stopped; the protocol has no other mark.
-func (geminiMeter) event(data []byte, a *Answer) (withhold, last bool) {
+func (m *geminiMeter) event(data []byte, a *Answer) (withhold, last bool) {
 	if bytes.Equal(data, closedList) {
 		return false, true
 	}
@@ -283,13 +283,39 @@ func (geminiMeter) event(data []byte, a *Answer) (withhold, last bool) {
 		return false, false
 	}
 	a.Events++
-	a.Text += estimateText(deltaText(data, geminiText...))
 	if root.Get("error").IsObject() {
 		a.Finish = ledger.ReasonUpstreamFailed
 		return false, true
 	}
 	readGenerated(root, a)
-	return false, root.Get("candidates.#.finishReason").Get("0").Exists() || root.Get("promptFeedback.blockReason").Exists()
+	root.Get("candidates").ForEach(func(_, candidate gjson.Result) bool {
+		index, ends := candidate.Get("index").Int(), candidate.Get("finishReason").Exists()
+		m.open.note(index, ends)
+		m.done = m.done || ends
+		a.said.sayGenerated(index, candidate.Get("content.parts"))
+		return true
+	})
+	m.done = m.done || root.Get("promptFeedback.blockReason").Exists()
+	return false, m.done
 }
 
-func (geminiMeter) close(*Answer) {}
+// sayGenerated counts text and thoughts, code with what it gave, and the calls of functions.
+func (t *tally) sayGenerated(candidate int64, parts gjson.Result) {
+	parts.ForEach(func(_, part gjson.Result) bool {
+		t.add(candidate, part.Get("text").Str)
+		t.add(candidate, part.Get("executableCode.code").Str)
+		if call := part.Get("functionCall"); call.Exists() {
+			t.add(candidate, call.Get("name").Str)
+			t.add(candidate, call.Get("args").Raw)
+		}
+		return true
+	})
+}
+
+// close marks the figures of a stream that did not come to its end: they are those so far.
+func (m *geminiMeter) close(a *Answer) {
+	if !m.done && a.State == ledger.UsageReported {
+		a.State = ledger.UsageEstimated
+		a.Usage.Output = max(a.Usage.Output, a.said.tokens()-a.Usage.Reasoning)
+	}
+}

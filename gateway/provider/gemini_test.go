@@ -173,6 +173,7 @@ func TestStreamsOfGemini(t *testing.T) {
 
 	part := whole
 	part.Usage.Output, part.Usage.Calls, part.Tier = 3, ledger.Calls{}, ledger.ServiceStandard
+	part.State = ledger.UsageEstimated // its figures are those so far
 	for name, c := range map[string]struct {
 		chunks []string
 		want   Answer
@@ -191,10 +192,10 @@ func TestStreamsOfGemini(t *testing.T) {
 	} {
 		c.want.Events, c.want.FirstByte, c.want.Finish = int64(len(c.chunks)), true, c.finish
 		s := &sink{}
-		answer, err := StreamGenerate.RelayStream(s, strings.NewReader(geminiSSE(c.chunks...)), false, false)
+		answer, err := StreamGenerate.RelayStream(s, strings.NewReader(geminiSSE(c.chunks...)), Passing{})
 		require.Equal(t, c.cut, err != nil, name)
 		require.Equal(t, geminiSSE(c.chunks...), s.String(), name)
-		c.want.Text = answer.Text
+		c.want.Output = answer.Output
 		require.Equal(t, c.want, answer, name)
 
 		list := geminiList(c.chunks...)
@@ -203,7 +204,7 @@ func TestStreamsOfGemini(t *testing.T) {
 		}
 		for _, size := range []int{1, 7, len(list)} {
 			s = &sink{}
-			answer, err = StreamGenerate.RelayList(s, inPieces(list, size), false)
+			answer, err = StreamGenerate.RelayList(s, inPieces(list, size), Passing{})
 			require.Equal(t, c.cut, err != nil, name)
 			require.Equal(t, list, s.String(), name)
 			require.Equal(t, c.want, answer, name)
@@ -227,7 +228,7 @@ func TestListsAreNotHeldBack(t *testing.T) {
 	s := &signalSink{wrote: make(chan string, 4)}
 	done := make(chan error, 1)
 	go func() {
-		_, err := StreamGenerate.RelayList(s, reader, false)
+		_, err := StreamGenerate.RelayList(s, reader, Passing{})
 		done <- err
 	}()
 	_, err := io.WriteString(writer, "["+geminiChunk1)

@@ -38,7 +38,7 @@ func TestLongNamesOfAnAnswerAreCut(t *testing.T) {
 		t.Parallel()
 		body := fmt.Sprintf("data: {\"id\":%q,\"model\":%q,\"choices\":[],%s}\n\ndata: [DONE]\n\n", long, "a"+long, usage)
 		sink := httptest.NewRecorder()
-		answer, err := Chat.RelayStream(sink, strings.NewReader(body), false, false)
+		answer, err := Chat.RelayStream(sink, strings.NewReader(body), Passing{})
 		require.NoError(t, err)
 		require.Equal(t, body, sink.Body.String(), "the caller has the whole stream")
 		check(t, answer)

@@ -312,7 +312,7 @@ func (m *mediaMeter) event(data []byte, a *Answer) (withhold, last bool) {
 		return false, true
 	case strings.HasSuffix(kind, deltaSuffix):
 		a.Events++
-		a.Text += estimateText(deltaText(data, deltaField))
+		a.said.add(0, gjson.GetBytes(data, "delta").Str)
 	}
 	return false, false
 }

@@ -115,11 +115,11 @@ func TestAnswersOfMedia(t *testing.T) {
 	}
 	streamed := "data: {\"type\":\"image_generation.partial_image\"}\n\n" +
 		"data: {\"type\":\"image_generation.completed\",\"usage\":" + image + "}\n\ndata: {\"type\":\"image_generation.completed\",\"usage\":" + image + "}\n\n"
-	answer, err := Images.RelayStream(&sink{}, strings.NewReader(streamed), false, false)
+	answer, err := Images.RelayStream(&sink{}, strings.NewReader(streamed), Passing{})
 	require.NoError(t, err)
 	require.Equal(t, reported(ledger.Usage{Input: 20, InputImage: 80, OutputImage: 2112}), answer.Reading)
-	answer, err = Transcriptions.RelayStream(&sink{}, strings.NewReader("data: {\"type\":\"transcript.text.delta\",\"delta\":\"Hello.\"}\n\ndata: {\"type\":\"transcript.text.done\",\"usage\":"+heard+"}\n\n"), false, false)
+	answer, err = Transcriptions.RelayStream(&sink{}, strings.NewReader("data: {\"type\":\"transcript.text.delta\",\"delta\":\"Hello.\"}\n\ndata: {\"type\":\"transcript.text.done\",\"usage\":"+heard+"}\n\n"), Passing{})
 	require.NoError(t, err)
 	require.Equal(t, transcript, answer.Reading)
-	require.Positive(t, answer.Text)
+	require.Positive(t, answer.Output)
 }

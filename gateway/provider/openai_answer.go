@@ -46,13 +46,19 @@ var (
 	usageField    = []byte(`"usage"`)
 	errorField    = []byte(`"error"`)
 	executedField = []byte(`"executed_tools"`)
-	contentField  = []byte(`"content":"`)
 	doneSentinel  = []byte("[DONE]")
 )
 
 // openAIMeter reads a stream of chat completions or completions. A finish reason is not the end: the usage may be missing
 // behind it.
-type openAIMeter struct{ ran searches }
+type openAIMeter struct {
+	ran     searches
+	object  string // what the stream calls its events
+	created int64
+	open    openChoices
+	ending  bool // a choice has ended: figures from now on are final
+	interim bool // the last figures came before that
+}
 
 func newOpenAIMeter() meter { return &openAIMeter{ran: searches{}} }
 
@@ -62,11 +68,11 @@ func (m *openAIMeter) event(data []byte, a *Answer) (withhold, last bool) {
 		return false, true
 	}
 	a.Events++
-	a.Text += estimateText(deltaText(data, contentField))
 	if a.Model == "" { // Azure's first event names none
-		found := gjson.GetManyBytes(data, "model", "id")
-		a.Model, a.UpstreamID = name(found[0]), name(found[1])
+		found := gjson.GetManyBytes(data, "model", "id", "object", "created")
+		a.Model, a.UpstreamID, m.object, m.created = name(found[0]), name(found[1]), name(found[2]), found[3].Int()
 	}
+	m.choices(gjson.GetBytes(data, "choices"), a.said)
 	if bytes.Contains(data, errorField) && gjson.GetBytes(data, "error").IsObject() {
 		a.Finish, last = ledger.ReasonUpstreamFailed, true
 	}
@@ -84,6 +90,7 @@ func (m *openAIMeter) event(data []byte, a *Answer) (withhold, last bool) {
 	}
 	a.Reading, a.Tier, a.Cost = reading, serviceTier(found[3].Str), toldCost(usage)
 	a.called(ledger.Calls{WebSearch: m.ran.count(usage, a.Model)})
+	m.interim = !m.ending && found[1].Int() > 0
 	if found[1].Exists() && found[1].Int() == 0 {
 		a.Events--
 		return true, last
@@ -91,9 +98,26 @@ func (m *openAIMeter) event(data []byte, a *Answer) (withhold, last bool) {
 	return false, last
 }
 
-// close counts the searches that were told after the usage.
+// choices notes what an event adds to its choices, and which of them it ends.
+func (m *openAIMeter) choices(choices gjson.Result, said *tally) {
+	choices.ForEach(func(_, choice gjson.Result) bool {
+		index, ends := choice.Get("index").Int(), given(choice.Get("finish_reason"))
+		m.open.note(index, ends)
+		m.ending = m.ending || ends
+		said.add(index, choice.Get("text").Str)
+		said.sayDelta(index, choice.Get("delta"))
+		return true
+	})
+}
+
+// close counts the searches that were told after the usage, and marks figures that were told on the way: the answer went on behind
+// them.
 func (m *openAIMeter) close(a *Answer) {
 	a.called(ledger.Calls{WebSearch: max(a.Usage.Calls.WebSearch, int64(len(m.ran)))})
+	if m.interim && a.State == ledger.UsageReported {
+		a.State = ledger.UsageEstimated
+		a.Usage.Output = max(a.Usage.Output, a.said.tokens()-a.Usage.Reasoning)
+	}
 }
 
 // searches are the web searches that Groq lists among the tools that it ran for a chat: choice and index. A stream lists each one

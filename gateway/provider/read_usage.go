@@ -44,12 +44,12 @@ func (e Endpoint) ReadUsage(text []byte) (Answer, error) {
 		apis[e.Path].answer(wrapUsage(text), &answer)
 	case text[0] == '[':
 		var err error
-		if answer, err = e.RelayList(nowhere{io.Discard}, bytes.NewReader(text), false); err != nil {
+		if answer, err = e.RelayList(nowhere{io.Discard}, bytes.NewReader(text), Passing{}); err != nil {
 			return answer, fmt.Errorf("it is no whole list: %w", err)
 		}
 	default:
 		var err error
-		if answer, err = e.RelayStream(nowhere{io.Discard}, bytes.NewReader(append(text, "\n\n"...)), false, false); err != nil {
+		if answer, err = e.RelayStream(nowhere{io.Discard}, bytes.NewReader(append(text, "\n\n"...)), Passing{}); err != nil {
 			return answer, fmt.Errorf("it is neither JSON nor a whole stream of events: %w", err)
 		}
 	}

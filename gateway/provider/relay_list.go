@@ -8,6 +8,8 @@ type framing interface {
 	size(data []byte) int
 	// data is what an event carries, false for one that carries nothing.
 	data(event []byte) ([]byte, bool)
+	// closing writes events that end the stream.
+	closing(events []addition) []byte
 }
 
 // sseFraming is of server-sent events.
@@ -15,6 +17,17 @@ type sseFraming struct{}
 
 func (sseFraming) size(data []byte) int             { return eventSize(data) }
 func (sseFraming) data(event []byte) ([]byte, bool) { return eventData(event) }
+
+func (sseFraming) closing(events []addition) []byte {
+	var text []byte
+	for _, e := range events {
+		if e.name != "" {
+			text = append(append(append(text, "event: "...), e.name...), '\n')
+		}
+		text = append(append(append(text, "data: "...), e.data...), "\n\n"...)
+	}
+	return text
+}
 
 // listFraming is of one JSON list, whose elements are the events. Its last event is the bracket that closes it.
 type listFraming struct{}
@@ -77,4 +90,13 @@ func (listFraming) data(event []byte) ([]byte, bool) {
 	event = bytes.TrimLeft(event, "[, \n\r\t")
 	event = bytes.TrimRight(event, " \n\r\t")
 	return event, len(event) > 0
+}
+
+// closing follows an element: a stream is only ended where one made it too large.
+func (listFraming) closing(events []addition) []byte {
+	var text []byte
+	for _, e := range events {
+		text = append(append(text, ",\n"...), e.data...)
+	}
+	return append(text, "\n]\n"...)
 }

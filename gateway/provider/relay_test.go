@@ -68,7 +68,7 @@ var used = Reading{Usage: ledger.Usage{Input: 12, Output: 34}, State: ledger.Usa
 
 func relay(t require.TestingT, text string, withhold bool) (string, Answer) {
 	s := &sink{}
-	answer, err := Chat.RelayStream(s, strings.NewReader(text), withhold, false)
+	answer, err := Chat.RelayStream(s, strings.NewReader(text), Passing{Withhold: withhold})
 	require.NoError(t, err)
 	return s.String(), answer
 }
@@ -117,7 +117,7 @@ func TestRelayStream(t *testing.T) {
 				c.passed = c.text
 			}
 			require.Equal(t, c.passed, passed)
-			answer.Text = 0 // see TestStreamedCountsTextAndEvents
+			answer.Output = 0 // see TestStreamedCountsTextAndEvents
 			require.Equal(t, c.want, answer)
 		})
 	}
@@ -147,7 +147,7 @@ func TestRelayStreamCut(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			s := &sink{}
-			answer, err := Chat.RelayStream(s, &pieces{[][]byte{[]byte(c.text)}, c.err, 0}, true, false)
+			answer, err := Chat.RelayStream(s, &pieces{[][]byte{[]byte(c.text)}, c.err, 0}, Passing{Withhold: true})
 			require.ErrorIs(t, err, ErrUpstreamCut)
 			if c.err != io.EOF {
 				require.ErrorIs(t, err, c.err)
@@ -165,7 +165,7 @@ func TestRelayUsageCutAnywhere(t *testing.T) {
 	body := chunk("a") + finishChunk
 	for size := range len(usageChunk) {
 		s := &sink{}
-		answer, err := Chat.RelayStream(s, iotest.TimeoutReader(strings.NewReader(body+usageChunk[:size])), true, false)
+		answer, err := Chat.RelayStream(s, iotest.TimeoutReader(strings.NewReader(body+usageChunk[:size])), Passing{Withhold: true})
 		require.ErrorIs(t, err, ErrUpstreamCut)
 		if answer.State != "" {
 			require.Equal(t, used, answer.Reading, "cut at %d", size)
@@ -186,7 +186,7 @@ func TestRelaySplitAtEveryByte(t *testing.T) {
 	require.NotContains(t, want, "46")
 	for at := range len(text) + 1 {
 		s := &sink{}
-		answer, err := Chat.RelayStream(s, &pieces{[][]byte{[]byte(text[:at]), []byte(text[at:])}, io.EOF, 0}, true, false)
+		answer, err := Chat.RelayStream(s, &pieces{[][]byte{[]byte(text[:at]), []byte(text[at:])}, io.EOF, 0}, Passing{Withhold: true})
 		require.NoError(t, err)
 		require.Equal(t, want, s.String(), "split at %d", at)
 		require.Equal(t, wantAnswer, answer, "split at %d", at)
@@ -216,7 +216,7 @@ func TestRelayAnyChunking(t *testing.T) {
 			cut, rest = append(cut, rest[:n]), rest[n:]
 		}
 		s := &sink{}
-		answer, err := Chat.RelayStream(s, &pieces{cut, io.EOF, 0}, withhold, false)
+		answer, err := Chat.RelayStream(s, &pieces{cut, io.EOF, 0}, Passing{Withhold: withhold})
 		require.NoError(t, err)
 		require.Equal(t, want, s.String())
 		require.Equal(t, wantAnswer, answer)
@@ -233,7 +233,7 @@ func TestRelayReaders(t *testing.T) {
 		"halves": iotest.HalfReader(strings.NewReader(text)),
 	} {
 		s := &sink{}
-		answer, err := Chat.RelayStream(s, reader, true, false)
+		answer, err := Chat.RelayStream(s, reader, Passing{Withhold: true})
 		require.NoError(t, err, name)
 		require.Equal(t, want, s.String(), name)
 		require.Equal(t, wantAnswer, answer, name)
@@ -250,7 +250,7 @@ func TestRelayFlushesBeforeWithheld(t *testing.T) {
 		seen = s.String()
 		return 0, io.EOF
 	}), strings.NewReader(doneChunk))
-	_, err := Chat.RelayStream(s, body, true, false)
+	_, err := Chat.RelayStream(s, body, Passing{Withhold: true})
 	require.NoError(t, err)
 	require.Equal(t, finishChunk, seen)
 }
@@ -270,7 +270,7 @@ func TestRelayCallerLeaves(t *testing.T) {
 			}
 			body := &pieces{cut, io.EOF, 0}
 			s := &sink{failAt: failAt}
-			answer, err := Chat.RelayStream(s, body, true, drain)
+			answer, err := Chat.RelayStream(s, body, Passing{Withhold: true, Drain: func() bool { return drain }})
 			require.NoError(t, err)
 			require.Equal(t, ledger.ReasonClientGone, answer.Finish)
 			require.Equal(t, failAt > 1, answer.FirstByte)
@@ -288,7 +288,7 @@ func TestRelayCallerLeaves(t *testing.T) {
 
 func TestRelayDrainedStreamIsCut(t *testing.T) {
 	t.Parallel()
-	answer, err := Chat.RelayStream(&sink{failAt: 1}, &pieces{[][]byte{[]byte(chunk("a"))}, io.ErrUnexpectedEOF, 0}, true, true)
+	answer, err := Chat.RelayStream(&sink{failAt: 1}, &pieces{[][]byte{[]byte(chunk("a"))}, io.ErrUnexpectedEOF, 0}, Passing{Withhold: true, Drain: func() bool { return true }})
 	require.NoError(t, err, "nobody is left to be told")
 	require.Equal(t, ledger.ReasonClientGone, answer.Finish)
 }
@@ -302,7 +302,7 @@ func TestRelayGiantEvent(t *testing.T) {
 	require.True(t, passed == chunk("a")+giant+finishChunk+doneChunk)
 	require.Equal(t, used, answer.Reading)
 	endless := io.LimitReader(readerFunc(func(p []byte) (int, error) { return len(p), nil }), 3*maxEvent)
-	answer, err := Chat.RelayStream(&sink{}, endless, true, false)
+	answer, err := Chat.RelayStream(&sink{}, endless, Passing{Withhold: true})
 	require.ErrorIs(t, err, ErrUpstreamCut)
 	require.Zero(t, answer.Reading)
 }
@@ -339,7 +339,7 @@ func BenchmarkRelay(b *testing.B) {
 	s := &sink{}
 	for b.Loop() {
 		s.Reset()
-		if _, err := Chat.RelayStream(s, strings.NewReader(text), true, false); err != nil {
+		if _, err := Chat.RelayStream(s, strings.NewReader(text), Passing{Withhold: true}); err != nil {
 			b.Fatal(err)
 		}
 	}

@@ -150,24 +150,29 @@ func drawnTokens(quality, size string) int64 {
 }
 
 // responsesMeter reads a stream of a response.
-type responsesMeter struct{}
+type responsesMeter struct {
+	response []byte // as it began, unless it is large
+	created  int64
+	sequence int64 // number of the last event
+}
 
-func newResponsesMeter() meter { return responsesMeter{} }
+func newResponsesMeter() meter { return &responsesMeter{} }
 
-var (
-	deltaSuffix = ".delta"
-	deltaField  = []byte(`"delta":"`)
-)
+const deltaSuffix = ".delta"
 
 // event takes the usage from the event that ends the stream; it carries the whole response.
-func (responsesMeter) event(data []byte, a *Answer) (withhold, last bool) {
+func (m *responsesMeter) event(data []byte, a *Answer) (withhold, last bool) {
 	if bytes.Equal(data, doneSentinel) {
 		return false, true
 	}
+	m.sequence = max(m.sequence, gjson.GetBytes(data, "sequence_number").Int())
 	switch kind := gjson.GetBytes(data, "type").Str; kind {
 	case "response.created", "response.queued", "response.in_progress":
-		found := gjson.GetManyBytes(data, "response.model", "response.id")
-		a.Model, a.UpstreamID = name(found[0]), name(found[1])
+		found := gjson.GetManyBytes(data, "response.model", "response.id", "response.created_at", "response")
+		a.Model, a.UpstreamID, m.created = name(found[0]), name(found[1]), found[2].Int()
+		if m.response == nil && len(found[3].Raw) <= maxEcho {
+			m.response = []byte(found[3].Raw)
+		}
 	case "response.completed", "response.incomplete", "response.failed", "response.cancelled":
 		if wholeJSON(data) {
 			readResponse(gjson.GetBytes(data, "response"), a)
@@ -180,12 +185,13 @@ func (responsesMeter) event(data []byte, a *Answer) (withhold, last bool) {
 		a.Finish = ledger.ReasonUpstreamFailed
 		return false, true
 	default:
-		if strings.HasSuffix(kind, deltaSuffix) {
+		if strings.HasSuffix(kind, deltaSuffix) && kind != "response.audio.delta" {
 			a.Events++
-			a.Text += estimateText(deltaText(data, deltaField))
+			found := gjson.GetManyBytes(data, "delta", "output_index")
+			a.said.add(found[1].Int(), found[0].Str)
 		}
 	}
 	return false, false
 }
 
-func (responsesMeter) close(*Answer) {}
+func (*responsesMeter) close(*Answer) {}

@@ -134,12 +134,12 @@ func TestStreamsOfResponses(t *testing.T) {
 		},
 	} {
 		s := &sink{}
-		answer, err := Responses.RelayStream(s, strings.NewReader(c.stream), false, false)
+		answer, err := Responses.RelayStream(s, strings.NewReader(c.stream), Passing{})
 		require.Equal(t, c.cut, err != nil, name)
 		require.Equal(t, c.stream, s.String(), name)
 		require.EqualValues(t, 2, answer.Events, name)
-		require.Positive(t, answer.Text, name)
-		c.want.Model, c.want.UpstreamID, c.want.Events, c.want.Text, c.want.FirstByte = "gpt-5-2025-08-07", "resp_1", 2, answer.Text, true
+		require.Positive(t, answer.Output, name)
+		c.want.Model, c.want.UpstreamID, c.want.Events, c.want.Output, c.want.FirstByte = "gpt-5-2025-08-07", "resp_1", 2, answer.Output, true
 		require.Equal(t, c.want, answer, name)
 	}
 }

@@ -27,8 +27,7 @@ func TestPolicyCheck(t *testing.T) {
 	sound := write(t, "sound.yaml", soundPolicy)
 	r := mustRun(t, []string{house}, "policy", "check", sound)
 	require.Empty(t, r.stderr)
-	require.Equal(t, sound+": line 7, column 66: limits[0].hard: requests without room are refused, but a stream that outgrows what was held for it is not ended yet (warning)\n"+
-		sound+": ok, revision "+policy.RevisionOf([]byte(soundPolicy))+", 1 limits\n", r.stdout)
+	require.Equal(t, sound+": ok, revision "+policy.RevisionOf([]byte(soundPolicy))+", 1 limits\n", r.stdout)
 
 	for name, row := range map[string]struct {
 		text string

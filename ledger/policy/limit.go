@@ -140,11 +140,8 @@ func (f *file) measure(l *Limit, rec record) {
 func (f *file) switches(l *Limit, rec record) {
 	if v, ok := rec.get("hard"); ok {
 		l.Hard = v.boolean()
-		switch _, budget := rec.get("budget"); {
-		case l.Hard && !budget:
+		if _, budget := rec.get("budget"); l.Hard && !budget {
 			v.fail("hard belongs to budgets: remove it")
-		case l.Hard:
-			v.warn("requests without room are refused, but a stream that outgrows what was held for it is not ended yet")
 		}
 	}
 	if v, ok := rec.get("priority"); ok {

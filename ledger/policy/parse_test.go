@@ -191,8 +191,7 @@ line 1, column 1: no models are declared: every request is refused, because call
 line 1, column 1: no limits are declared: nothing is limited`), parse(t, "version: 1\n").Warnings().Error())
 	require.Equal(t, strings.TrimSpace(`
 line 4, column 23: apps.a.fallback.gpt-5: callers cannot ask for the model, so it never falls back; use gpt-4; did you mean gpt-4?
-line 6, column 32: limits[0].rate: a sliding_log keeps each of 10001 requests in memory for every subject: consider token_bucket
-line 8, column 69: limits[2].hard: requests without room are refused, but a stream that outgrows what was held for it is not ended yet`),
+line 6, column 32: limits[0].rate: a sliding_log keeps each of 10001 requests in memory for every subject: consider token_bucket`),
 		parse(t, `version: 1
 providers: {p: {protocol: openai, base_url: http://127.0.0.1:1}}
 models: {gpt-4: {provider: p}}
