@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"path"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -14,6 +15,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/stretchr/testify/require"
+	"github.com/tidwall/gjson"
 
 	"tollgate/e2e/stack"
 	"tollgate/ledger"
@@ -351,4 +353,35 @@ func TestTimeoutsByPhase(t *testing.T) {
 			require.Equal(t, ledger.UsageEstimated, o.UsageState)
 		})
 	}
+}
+
+// A response that a provider stores is known to the key that made it: it alone is asked to show it, and to go on from it.
+func TestStoredResponsesStayWithTheirKey(t *testing.T) {
+	t.Parallel()
+	var keys asked
+	w := start(t, roomy, func(rw http.ResponseWriter, r *http.Request) {
+		name := keys.with(r)
+		text, _ := io.ReadAll(r.Body)
+		known := gjson.GetBytes(text, "previous_response_id").Str
+		if r.Method == http.MethodGet {
+			known = path.Base(r.URL.Path)
+		}
+		if known != "" && known != "resp_"+name {
+			rw.WriteHeader(404)
+			return
+		}
+		rw.Header().Set("Content-Type", "application/json")
+		_, _ = fmt.Fprintf(rw, `{"id":"resp_%s","usage":{"input_tokens":12,"output_tokens":5,"total_tokens":17}}`, name)
+	})
+	for range 2 {
+		require.Equal(t, 200, w.send(http.MethodPost, "/v1/responses", `{"model":"many","input":"x"}`).StatusCode)
+	}
+	require.Equal(t, []int{1, 1}, []int{keys.of("a"), keys.of("b")})
+	for range 2 {
+		for _, id := range []string{"resp_a", "resp_b"} {
+			require.Equal(t, 200, w.send(http.MethodGet, "/v1/responses/"+id, "").StatusCode, id)
+			require.Equal(t, 200, w.send(http.MethodPost, "/v1/responses", `{"model":"many","input":"x","previous_response_id":"`+id+`"}`).StatusCode, id)
+		}
+	}
+	w.events(12)
 }

@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -59,14 +60,18 @@ type MemoryResult struct {
 	Uploads MemoryUse     `json:"uploads"`
 }
 
+// patientPolicy has a decision that comes late be the same one: memory is looked at, not speed.
+const patientPolicy = `
+degraded: {breaker: {latency: 1m, consecutive_timeouts: 1000000, error_ratio: 99%}}
+`
+
 // RunMemory looks what the gateway's resident memory peaks at: while so many slow streams run side by side, and while so many large
 // bodies are on their way, all of them but for their last kilobyte before the first is whole. It errors when a request fails.
 func RunMemory(ctx context.Context, o MemoryOptions, out io.Writer) (result *MemoryResult, err error) {
 	fmt.Fprintln(out, "starting Postgres, Redis, NATS, settler and gateway …")
 	sink := &sink{streamed: o.Duration}
-	// Memory is looked at, not speed: a decision that comes late must not be another one.
 	options := Options{Apps: 1, Keys: 1, Env: []string{"TOLLGATE_LIMITER_TIMEOUT=10s"}}
-	s, err := startSteps(ctx, options, gatewayPolicy, append(append([]step(nil), servers...), sink.start, (*system).makeKeys,
+	s, err := startSteps(ctx, options, slices.Concat(gatewayPolicy, []byte(patientPolicy)), append(slices.Clone(servers), sink.start, (*system).makeKeys,
 		(*system).startSettler, (*system).startGateway))
 	if err != nil {
 		return nil, err
@@ -77,12 +82,18 @@ func RunMemory(ctx context.Context, o MemoryOptions, out io.Writer) (result *Mem
 		return result, err
 	}
 	fmt.Fprintf(out, "%d streams of %s …\n", o.Streams, o.Duration)
-	if result.Streams, err = s.memoryOf(ctx, o.Streams, s.slowStream); err != nil {
+	// They begin over half of their length, and run together for the other half.
+	step := o.Duration / 2 / time.Duration(o.Streams)
+	result.Streams, err = s.memoryOf(ctx, o.Streams, func(ctx context.Context, i int) error {
+		sleepUntil(ctx, time.Now().Add(time.Duration(i)*step))
+		return s.slowStream(ctx)
+	})
+	if err != nil {
 		return result, err
 	}
 	fmt.Fprintf(out, "%d bodies of %d bytes …\n", o.Uploads, o.Size)
 	gate := newGate(o.Uploads)
-	result.Uploads, err = s.memoryOf(ctx, o.Uploads, func(ctx context.Context) error { return s.upload(ctx, o.Size, gate) })
+	result.Uploads, err = s.memoryOf(ctx, o.Uploads, func(ctx context.Context, _ int) error { return s.upload(ctx, o.Size, gate) })
 	return result, errors.Join(err, result.failed())
 }
 
@@ -114,7 +125,7 @@ resident memory of the gateway, MiB            before    peak    seconds
 const memoryLimit = 15 * time.Minute
 
 // memoryOf has n requests made at once, and reads what the gateway's memory peaked at meanwhile.
-func (s *system) memoryOf(ctx context.Context, n int, ask func(context.Context) error) (use MemoryUse, err error) {
+func (s *system) memoryOf(ctx context.Context, n int, ask func(ctx context.Context, i int) error) (use MemoryUse, err error) {
 	use.Requests = n
 	pid := s.pids[partGateway]
 	// The kernel begins a new peak.
@@ -131,9 +142,9 @@ func (s *system) memoryOf(ctx context.Context, n int, ask func(context.Context) 
 	start := time.Now()
 	var mu sync.Mutex
 	var all sync.WaitGroup
-	for range n {
+	for i := range n {
 		all.Go(func() {
-			if err := ask(ctx); err != nil {
+			if err := ask(ctx, i); err != nil {
 				mu.Lock()
 				defer mu.Unlock()
 				if use.Failed++; use.Failed == 1 {
