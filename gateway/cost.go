@@ -58,16 +58,3 @@ func (x *exchange) cost(row *price.Row, u ledger.Usage, tier ledger.ServiceTier,
 	}
 	return []price.Component{{Class: ledger.ClassUpperBound, Tokens: u.Total(), Cost: bound}}
 }
-
-// flagCostDiffers marks a request whose provider told another cost than the ledger's.
-const flagCostDiffers = "cost_differs"
-
-// costDiffers reports whether what the provider told as the cost is off by more than a hundredth. Sums below a microdollar are
-// rounding: providers cut their figures.
-func costDiffers(o *event.Outcome) bool {
-	if o.ProviderCost == nil || o.PriceRow == "" {
-		return false
-	}
-	off := o.Cost - *o.ProviderCost
-	return max(off, -off) > max(*o.ProviderCost/100, 1000)
-}

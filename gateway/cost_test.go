@@ -41,7 +41,7 @@ func TestOtherModelsAndToldCost(t *testing.T) {
 		require.Contains(t, c.PriceRow, "gpt-image-1")
 	}
 	require.EqualValues(t, 2000, *o.ProviderCost)
-	require.Contains(t, w.events(2)[event.KindUsed][0].Reservation.Flags, flagCostDiffers)
+	require.Contains(t, w.events(2)[event.KindUsed][0].Reservation.Flags, event.FlagCostDiffers)
 }
 
 // A stream that nobody asked for passes and is metered as one.

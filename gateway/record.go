@@ -76,9 +76,9 @@ func (x *exchange) used(answer provider.Answer, status int, output ledger.Tokens
 		x.g.learner.Learn(x.caller.App, res.Model, x.rawEstimate(res.Model), o.Usage)
 	}
 	x.price(o)
-	if costDiffers(o) {
+	if o.CostDiffers() {
 		x.g.log.Warn("the provider tells another cost", "request_id", res.ID, "cost", o.Cost, "told", *o.ProviderCost)
-		res.Flags = append(slices.Clone(res.Flags), flagCostDiffers)
+		res.Flags = append(slices.Clone(res.Flags), event.FlagCostDiffers)
 	}
 	x.reason, x.spent, x.state = answer.Finish, o.Spent(), o.UsageState
 	x.g.metrics.used(res.Provider, res.Model, o)

@@ -169,7 +169,8 @@ func TestRerateLeavesAlone(t *testing.T) {
 	w.request(func(e *event.Event) { // admitted without a price
 		e.Reservation.PriceRow, e.Reservation.Flags = "", []string{"unpriced"}
 		if e.Outcome != nil {
-			e.Outcome.Cost, e.Outcome.Components = 0, nil
+			told := ledger.NanoUSD(100_000)
+			e.Outcome.Cost, e.Outcome.Components, e.Outcome.ProviderCost = 0, nil, &told
 		}
 	})
 	expired := newReservation(0)
@@ -197,7 +198,7 @@ func TestRerateLeavesAlone(t *testing.T) {
 	require.EqualValues(t, 500, report.Models[1].Kept)
 	w.awaitRedis(500+500+500+500+900+1000+1010, 0)
 	w.requireVerified("")
-	row, err := w.scan(`SELECT price_row || ' ' || adjustments FROM reservations WHERE adjustments > 0`)
+	row, err := w.scan(`SELECT price_row || ' ' || adjustments || ' ' || array_to_string(flags, ' ') || ' ' || producer FROM reservations WHERE adjustments > 0`)
 	require.NoError(t, err)
-	require.Regexp(t, `^openai/m@start#[0-9a-f]+ 1$`, row)
+	require.Regexp(t, `^openai/m@start#[0-9a-f]+ 1 unpriced cost_differs gw-1$`, row)
 }

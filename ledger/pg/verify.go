@@ -196,7 +196,7 @@ FROM events e
 CROSS JOIN LATERAL (SELECT ` + bodyJSON + ` -> 'outcome' AS outcome) o
 LEFT JOIN reservations r ON r.reservation_id = split_part(e.event_id, ':', 1) AND r.day = e.day AND r.state = 'settled'
 WHERE (e.kind = 'used' AND coalesce(r.adjustments, 0) = 0
-    OR e.kind = 'adjusted' AND split_part(e.event_id, ':', 3)::integer >= coalesce(r.adjustments, 0)
+    OR e.kind = 'adjusted' AND nullif(split_part(e.event_id, ':', 3), '')::integer >= coalesce(r.adjustments, 0)
 ) AND (
     r.charged_nanousd IS DISTINCT FROM (o.outcome ->> 'cost_nanousd')::bigint
     OR r.charged_tokens IS DISTINCT FROM (

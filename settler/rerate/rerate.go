@@ -16,6 +16,7 @@ package rerate
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	"github.com/nats-io/nats.go/jetstream"
 
@@ -166,10 +167,15 @@ func (r *Rerater) post(ctx context.Context) error {
 func adjusted(used *event.Event, c *change) *event.Event {
 	outcome := *used.Outcome
 	outcome.Cost, outcome.PriceRow, outcome.Components = c.anew.total, c.anew.row, c.anew.components
+	reservation := *used.Reservation
+	reservation.Flags = slices.DeleteFunc(slices.Clone(reservation.Flags), func(flag string) bool { return flag == event.FlagCostDiffers })
+	if outcome.CostDiffers() {
+		reservation.Flags = append(reservation.Flags, event.FlagCostDiffers)
+	}
 	number := c.request.Adjustments + 1
 	return &event.Event{
 		V: event.Version, ID: event.AdjustedID(used.Reservation.ID, number), Kind: event.KindAdjusted, App: used.App,
-		OccurredAt: used.OccurredAt, Producer: Producer, TraceID: used.TraceID, Reservation: used.Reservation, Outcome: &outcome,
+		OccurredAt: used.OccurredAt, Producer: Producer, TraceID: used.TraceID, Reservation: &reservation, Outcome: &outcome,
 		Adjustment: &event.Adjustment{Number: number, Reason: event.AdjustmentPrice, Before: c.request.Charged, Gateway: used.Producer},
 	}
 }
