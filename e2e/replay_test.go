@@ -282,13 +282,13 @@ FROM finance.requests`)
 			if got != *want {
 				x.wrong("ledger %+v, reported %+v", got, *want)
 			}
-			x.compareCost(book, r.Provider, r.Cost, x.beside(book, r.Provider), ledger.Calls{WebSearch: r.Searches, FileSearch: r.Files, CodeInterpreter: r.Containers})
+			x.compareCost(book, r.Provider, r.Cost, ledger.Calls{WebSearch: r.Searches, FileSearch: r.Files, CodeInterpreter: r.Containers})
 		}
 	}
 }
 
-// compareCost computes the cost from what the provider said, where all of it was text. beside is what other models cost.
-func (x *replayed) compareCost(book *price.Book, provider, cost string, beside ledger.NanoUSD, calls ledger.Calls) {
+// compareCost computes the cost from what the provider said, where all of it was text.
+func (x *replayed) compareCost(book *price.Book, provider, cost string, calls ledger.Calls) {
 	want := reported(x)
 	if want.other > 0 {
 		return
@@ -303,7 +303,7 @@ func (x *replayed) compareCost(book *price.Book, provider, cost string, beside l
 		if err != nil {
 			return // an upper bound is charged
 		}
-		expected = c.Total + beside
+		expected = c.Total + x.beside(book, provider)
 	}
 	if got, err := ledger.ParseUSD(cost); err != nil || got != expected {
 		x.wrong("cost %s, not %s", cost, expected)
