@@ -29,6 +29,9 @@ func answerOpenAI(body []byte, a *Answer) {
 func answerEmbeddings(body []byte, a *Answer) {
 	answerOpenAI(body, a)
 	a.Usage = ledger.Usage{Input: a.Usage.InputTotal()}
+	if a.State != "" && a.Usage.Input == 0 {
+		a.State = ledger.UsageReportedZero
+	}
 }
 
 // called takes over the calls of tools, where the usage was told. A usage without tokens is not zero then.
