@@ -78,6 +78,11 @@ func (w *world) requireCharged(requests int, each int64) {
 		require.Equal(w, want, got, query)
 	}
 	w.requireVerified("")
+}
+
+// requireRebuilt wants the events alone to give the same ledger.
+func (w *world) requireRebuilt() {
+	w.Helper()
 	differences, _, err := w.store.Rebuild(context.Background(), pg.RebuildOptions{Schema: "again", Examples: 3})
 	require.NoError(w, err)
 	for _, d := range differences {
@@ -141,6 +146,7 @@ func TestRerate(t *testing.T) {
 	}
 	require.NoError(t, w.redis.FlushDB(t.Context()).Err())
 	w.requireCharged(before+during, 500)
+	w.requireRebuilt()
 }
 
 // TestRerateLeavesAlone what nobody can price, what expired, what is free, and what the filter leaves out.
