@@ -12,6 +12,7 @@ func TestModels(t *testing.T) {
 	a := w.send("GET", "/v1/models", "")
 	require.Equal(t, 200, a.StatusCode)
 	require.JSONEq(t, `{"object":"list","data":[
+		{"id":"calm","object":"model","created":0,"owned_by":"calm"},
 		{"id":"claude","object":"model","created":0,"owned_by":"anthropic"},{"id":"fast","object":"model","created":0,"owned_by":"openai"},
 		{"id":"gemini-2.5-flash","object":"model","created":0,"owned_by":"google"},
 		{"id":"gpt-4o-mini","object":"model","created":0,"owned_by":"openai"},{"id":"gpt-4o-transcribe","object":"model","created":0,"owned_by":"openai"},
@@ -30,7 +31,7 @@ func TestModels(t *testing.T) {
 	a = w.send("GET", "/v1/models", "", version...)
 	require.Equal(t, 200, a.StatusCode)
 	require.Contains(t, a.body, `{"type":"model","id":"claude","display_name":"claude","created_at":"1970-01-01T00:00:00Z"}`)
-	require.Contains(t, a.body, `"has_more":false,"first_id":"claude","last_id":"unpriced"`)
+	require.Contains(t, a.body, `"has_more":false,"first_id":"calm","last_id":"unpriced"`)
 	require.JSONEq(t, `{"type":"model","id":"steady","display_name":"steady","created_at":"1970-01-01T00:00:00Z"}`,
 		w.send("GET", "/v1/models/steady", "", version...).body)
 	w.events(0)
