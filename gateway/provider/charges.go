@@ -22,7 +22,7 @@ func (r *Request) Calls() ledger.Calls {
 	if n, ok := tokenCount(r.found["max_tool_calls"]); ok && n > 0 {
 		most = int64(n)
 	}
-	if given(r.found["web_search_options"]) { // chat completions of a model that searches
+	if given(r.found["web_search_options"]) || searchesOnce(r.Model) { // chat completions of a model that searches
 		calls.WebSearch = 1
 	}
 	r.found["tools"].ForEach(func(_, tool gjson.Result) bool {

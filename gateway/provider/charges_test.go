@@ -21,6 +21,7 @@ func TestCallsAndTierOfARequest(t *testing.T) {
 		`{"service_tier":"auto"}`:     {},
 		`{"service_tier":7}`:          {},
 		`{"tools":[{"type":"function","name":"web_search"}]}`:                         {},
+		`{"model":"gpt-4o-mini-search-preview"}`:                                      {calls: ledger.Calls{WebSearch: 1}},
 		`{"web_search_options":{}}`:                                                   {calls: ledger.Calls{WebSearch: 1}},
 		`{"tools":[{"type":"web_search_20250305","name":"web_search","max_uses":3}]}`: {calls: ledger.Calls{WebSearch: 3}},
 		`{"tools":[{"type":"web_search_preview"},{"type":"file_search"},{"type":"code_interpreter"}]}`: {
@@ -32,7 +33,7 @@ func TestCallsAndTierOfARequest(t *testing.T) {
 	} {
 		found, err := fields([]byte(body))
 		require.NoError(t, err)
-		r := &Request{found: found}
+		r := &Request{found: found, Model: found["model"].Str}
 		require.Equal(t, want.calls, r.Calls(), body)
 		require.Equal(t, want.tier, r.Tier(), body)
 	}

@@ -156,10 +156,15 @@ func (s searches) count(usage gjson.Result, model string) int64 {
 			n = max(n, int64(told))
 		}
 	}
-	if strings.HasPrefix(model, "gpt-") && (strings.Contains(model, "-search-preview") || strings.Contains(model, "-search-api")) {
+	if searchesOnce(model) {
 		n = max(n, 1)
 	}
 	return n
+}
+
+// searchesOnce reports whether a model is one of OpenAI's that search for every request.
+func searchesOnce(model string) bool {
+	return strings.HasPrefix(model, "gpt-") && (strings.Contains(model, "-search-preview") || strings.Contains(model, "-search-api"))
 }
 
 // maxCost is above what any answer can cost, in dollars.
