@@ -125,7 +125,7 @@ func TestCallerLeaves(t *testing.T) {
 	client := sdk(t, s.Gateways[0].URL, key)
 	params := openai.ChatCompletionNewParams{Model: "gpt-4o-mini", Messages: message("Hello"), MaxTokens: openai.Int(40)}
 	for range 10 {
-		stream := client.Chat.Completions.NewStreaming(t.Context(), params, option.WithHeader("X-Sim-Chunk-Delay", "10ms"))
+		stream := client.Chat.Completions.NewStreaming(t.Context(), params, option.WithHeader("X-Sim-Chunk-Delay", "50ms"))
 		for range 5 {
 			require.True(t, stream.Next())
 		}
