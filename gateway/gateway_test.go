@@ -191,12 +191,12 @@ func TestMetrics(t *testing.T) {
 func TestConfig(t *testing.T) {
 	t.Parallel()
 	require.NoError(t, Config{
-		LimiterTimeout: 1, MaxBody: 1 << 10, MaxBodies: 1 << 10, DialTimeout: 1, TLSTimeout: 1, HeaderTimeout: 1, IdleTimeout: 1, TotalTimeout: 1,
+		LimiterTimeout: 1, MaxBody: 1 << 10, MaxBodies: 1 << 10, DialTimeout: 1, TLSTimeout: 1, HeaderTimeout: 1, IdleTimeout: 1, TotalTimeout: 1, DownAfter: 1,
 		ShutdownTimeout: 1, RefusalsEvery: 1, ConfirmEvery: 1, CallerTimeout: 1, DrainTimeout: 1,
 	}.Validate())
 	err := Config{MaxBodies: -1, Drains: -1}.Validate()
 	for _, name := range []string{
-		"LIMITER_TIMEOUT", "UPSTREAM_DIAL_TIMEOUT", "UPSTREAM_TLS_TIMEOUT", "UPSTREAM_HEADER_TIMEOUT", "UPSTREAM_IDLE_TIMEOUT", "UPSTREAM_TIMEOUT", "BODIES_MAX_BYTES",
+		"LIMITER_TIMEOUT", "UPSTREAM_DIAL_TIMEOUT", "UPSTREAM_TLS_TIMEOUT", "UPSTREAM_HEADER_TIMEOUT", "UPSTREAM_IDLE_TIMEOUT", "UPSTREAM_TIMEOUT", "UPSTREAM_DOWN_AFTER", "BODIES_MAX_BYTES",
 		"SHUTDOWN_TIMEOUT", "REFUSALS_EVERY", "MAX_BODY_BYTES", "CALLER_TIMEOUT", "DRAIN_TIMEOUT", "DRAINS",
 	} {
 		require.ErrorContains(t, err, "TOLLGATE_"+name)

@@ -30,9 +30,10 @@ type health struct {
 type rest struct {
 	cause    Cause
 	until    time.Time
-	times    int  // rests in a row, without a success between them
-	failures int  // in a row, of the cause CauseDown
-	probing  bool // one request is finding out whether it is over
+	times    int       // rests in a row, without a success between them
+	failures int       // in a row, of the cause CauseDown
+	since    time.Time // the first of them
+	probing  bool      // one request is finding out whether it is over
 }
 
 // Cause is why a key rests.
@@ -48,7 +49,8 @@ const (
 // Causes lists them.
 func Causes() []Cause { return []Cause{CauseLimited, CauseRefused, CauseDown} }
 
-// downAfter is how many failures in a row make a key rest: the caller of one bad request must not shut a provider for all.
+// downAfter is how many failures in a row make a key rest, when they have gone on for as long as Timeouts.Down: neither a bad
+// request, nor one connection that breaks with all the requests on it, must shut a provider for everybody.
 const downAfter = 5
 
 // restsOf bounds the rests of each cause. Each is double the one before.
@@ -105,7 +107,7 @@ func (h *health) end() {
 
 // answered takes what an answer's status says of the key. Success ends every rest of the model. A provider's error that may
 // be the request's own fault, such as 400 or 500, says nothing.
-func (h *health) answered(model string, status int, header http.Header, now time.Time) {
+func (h *health) answered(model string, status int, header http.Header, now time.Time, down time.Duration) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	told, waits := RetryAfter(header, now)
@@ -117,7 +119,7 @@ func (h *health) answered(model string, status int, header http.Header, now time
 	case status == http.StatusTooManyRequests, unavailable(status) && waits:
 		h.restLocked(model, CauseLimited, told, now)
 	case unavailable(status):
-		h.failedLocked(model, now)
+		h.failedLocked(model, now, down)
 	default:
 		delete(h.rests, "")
 		delete(h.rests, model)
@@ -133,11 +135,11 @@ func unavailable(status int) bool {
 const statusOverloaded = 529
 
 // unanswered takes that there was no answer, whatever the model. left says that it was not waited for.
-func (h *health) unanswered(model string, left bool, now time.Time) {
+func (h *health) unanswered(model string, left bool, now time.Time, down time.Duration) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if !left {
-		h.failedLocked("", now)
+		h.failedLocked("", now, down)
 		return
 	}
 	for _, scope := range [...]string{"", model} {
@@ -159,9 +161,12 @@ func (h *health) ofLocked(scope string) *rest {
 	return r
 }
 
-// restLocked rests for as long as was told, else longer each time.
+// restLocked rests for as long as was told, else longer each time. What was under way when the rest began makes it no longer.
 func (h *health) restLocked(scope string, cause Cause, told time.Duration, now time.Time) {
 	r := h.ofLocked(scope)
+	if r.cause == cause && now.Before(r.until) && told <= r.until.Sub(now) {
+		return
+	}
 	if r.cause != cause {
 		r.times = 0
 	}
@@ -174,9 +179,12 @@ func (h *health) restLocked(scope string, cause Cause, told time.Duration, now t
 	r.cause, r.until, r.times, r.probing = cause, now.Add(d), r.times+1, false
 }
 
-func (h *health) failedLocked(scope string, now time.Time) {
+func (h *health) failedLocked(scope string, now time.Time, down time.Duration) {
 	r := h.ofLocked(scope)
-	if r.failures++; r.failures >= downAfter {
+	if r.failures == 0 {
+		r.since = now
+	}
+	if r.failures++; r.failures >= downAfter && now.Sub(r.since) >= down {
 		h.restLocked(scope, CauseDown, 0, now)
 	}
 }

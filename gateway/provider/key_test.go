@@ -79,18 +79,23 @@ func TestRests(t *testing.T) {
 		"429 for a week":        {429, told("Retry-After", "604800"), 1, longestTold, longestTold * 11 / 10, false, CauseLimited},
 		"429 for no time":       {429, told("Retry-After", "0"), 1, 500 * time.Millisecond, time.Second, false, CauseLimited},
 		"503 with seconds":      {503, told("Retry-After", "20"), 1, 20 * time.Second, 22 * time.Second, false, CauseLimited},
-		"503":                   {503, nil, downAfter - 1, 0, 0, false, ""},
-		"503 in a row":          {503, nil, downAfter, 500 * time.Millisecond, time.Second, false, CauseDown},
+		"503":                   {503, nil, downAfter - 2, 0, 0, false, ""},
+		"503 in a row":          {503, nil, downAfter - 1, 500 * time.Millisecond, time.Second, false, CauseDown},
 		"500 in a row":          {500, nil, 50, 0, 0, false, ""},
 		"400":                   {400, nil, 50, 0, 0, false, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			u := keyed(1, 1)
+			u, start := keyed(1, 1), start
 			k := u.keys[0]
-			for range c.times {
-				k.answered(chatModel, c.status, c.header, start)
+			for range c.times - 1 {
+				k.answered(chatModel, c.status, c.header, start, 0)
+				if until, _ := k.resting(chatModel, start, false); !until.IsZero() {
+					start = until
+				}
 			}
+			k.answered(chatModel, c.status, c.header, start, 0)
+			k.answered(chatModel, c.status, nil, start, 0) // it was under way
 			until, cause := k.resting(chatModel, start, false)
 			if c.most == 0 {
 				require.Zero(t, until)
@@ -104,7 +109,7 @@ func TestRests(t *testing.T) {
 			require.Equal(t, "b", chosen(t, u, Pick{Model: chatModel}, start))
 			after, _ := k.resting(chatModel, until, false)
 			require.Zero(t, after)
-			k.answered(chatModel, 200, nil, until)
+			k.answered(chatModel, 200, nil, until, 0)
 			require.Empty(t, k.Rests(start))
 		})
 	}
@@ -117,7 +122,7 @@ func TestChooseWhileAllRest(t *testing.T) {
 	one, two := keyed(1), keyed(1, 1)
 	for _, u := range []*Upstream{one, two} {
 		for _, k := range u.keys {
-			k.answered(chatModel, 429, http.Header{"Retry-After": {"20"}}, now)
+			k.answered(chatModel, 429, http.Header{"Retry-After": {"20"}}, now, 0)
 		}
 	}
 	require.Equal(t, "a", chosen(t, one, Pick{Model: chatModel}, now))
@@ -128,7 +133,7 @@ func TestChooseWhileAllRest(t *testing.T) {
 	require.InDelta(t, 20.5, resting.Wait.Seconds(), 1.5)
 	require.Equal(t, "b", chosen(t, two, Pick{Model: chatModel, Only: "b"}, now), "what only it knows is asked of it")
 	for range downAfter {
-		one.keys[0].unanswered(chatModel, false, now)
+		one.keys[0].unanswered(chatModel, false, now, 0)
 	}
 	_, err = one.Choose(Pick{Model: chatModel}, now)
 	require.ErrorAs(t, err, &resting)
@@ -142,12 +147,12 @@ func TestProbe(t *testing.T) {
 	u := keyed(1)
 	k := u.keys[0]
 	for range downAfter {
-		k.unanswered(chatModel, false, now)
+		k.unanswered(chatModel, false, now, 0)
 	}
 	until, _ := k.resting(chatModel, now, false)
 	for _, outcome := range []func(){
-		func() { k.unanswered(chatModel, true, until) },  // its caller left
-		func() { k.unanswered(chatModel, false, until) }, // down still
+		func() { k.unanswered(chatModel, true, until, 0) },  // its caller left
+		func() { k.unanswered(chatModel, false, until, 0) }, // down still
 	} {
 		require.Equal(t, "a", chosen(t, u, Pick{Model: chatModel}, until))
 		k.begin(chatModel, until)
@@ -158,7 +163,7 @@ func TestProbe(t *testing.T) {
 	longer, _ := k.resting(chatModel, until, false)
 	require.Greater(t, longer.Sub(until), 900*time.Millisecond, "twice as long")
 	k.begin(chatModel, longer)
-	k.answered("another", 200, nil, longer)
+	k.answered("another", 200, nil, longer, 0)
 	require.Equal(t, "a", chosen(t, u, Pick{Model: chatModel}, longer))
 }
 
@@ -167,11 +172,30 @@ func TestAdopt(t *testing.T) {
 	t.Parallel()
 	now := time.Now()
 	before, after := keyed(1, 1), keyed(1, 1, 1)
-	before.keys[0].answered(chatModel, 401, nil, now)
-	before.keys[1].answered(chatModel, 401, nil, now)
+	before.keys[0].answered(chatModel, 401, nil, now, 0)
+	before.keys[1].answered(chatModel, 401, nil, now, 0)
 	before.keys[1].secret = "of before"
 	after.Adopt(before)
 	for i, rests := range []int{1, 0, 0} {
 		require.Len(t, after.keys[i].Rests(now), rests, after.keys[i].Name)
 	}
+}
+
+// Failures that come all at once, as when a connection breaks with every request on it, shut nothing; those that go on do.
+func TestFailuresMustGoOn(t *testing.T) {
+	t.Parallel()
+	now := time.Now()
+	u := keyed(1)
+	k := u.keys[0]
+	for range 100 {
+		k.unanswered(chatModel, false, now, 10*time.Second)
+	}
+	require.Equal(t, "a", chosen(t, u, Pick{Model: chatModel}, now))
+	now = now.Add(10 * time.Second)
+	for range 100 {
+		k.unanswered(chatModel, false, now, 10*time.Second)
+	}
+	until, cause := k.resting(chatModel, now, true)
+	require.Equal(t, CauseDown, cause)
+	require.LessOrEqual(t, until.Sub(now), time.Second, "those under way make it no longer")
 }

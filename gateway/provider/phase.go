@@ -20,6 +20,7 @@ type Timeouts struct {
 	Header time.Duration // from the request's last byte to the answer's first
 	Idle   time.Duration // between two pieces of the answer
 	Total  time.Duration // the whole, answer included
+	Down   time.Duration // how long failures in a row go on before a key rests
 }
 
 // Phase is a part of an upstream call.

@@ -150,11 +150,11 @@ func (u *Upstream) Send(ctx context.Context, key *Key, to Target, header http.He
 		if cause := context.Cause(callCtx); cause != nil && ctx.Err() == nil {
 			err.Err = fmt.Errorf("provider %s: %w", u.Name, cause)
 		}
-		key.unanswered(to.Model, ctx.Err() != nil, time.Now())
+		key.unanswered(to.Model, ctx.Err() != nil, time.Now(), u.Timeouts.Down)
 		end()
 		return nil, err
 	}
-	key.answered(to.Model, response.StatusCode, response.Header, time.Now())
+	key.answered(to.Model, response.StatusCode, response.Header, time.Now(), u.Timeouts.Down)
 	answer := &answerBody{ReadCloser: response.Body, ctx: callCtx, idle: u.Timeouts.Idle, close: sync.OnceFunc(end)}
 	if answer.idle > 0 {
 		answer.late = time.AfterFunc(time.Hour, func() { cancel(&TimeoutError{PhaseIdle, answer.idle}) })
