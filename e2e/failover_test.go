@@ -50,8 +50,8 @@ func TestFirstDecisions(t *testing.T) {
 	var used int64
 	s.Eventually(30*time.Second, "the budget is used up", func() error {
 		used = s.Int(`SELECT count(*) FROM reservations WHERE app = $1 AND charged_requests > 0`, system.App)
-		if a := spread(t, s, key, steady)(0); a.Reason != "APP_QUOTA" {
-			return fmt.Errorf("%s", a)
+		if answers := system.Tally(system.Load(50, 16, spread(t, s, key, steady))); answers["APP_QUOTA"] == 0 {
+			return fmt.Errorf("%v", answers)
 		}
 		return nil
 	})
