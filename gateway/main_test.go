@@ -203,7 +203,12 @@ func (w *world) run(limits string) *world {
 		require.NotContains(w, w.logs.String(), callerSecret)
 		require.NotContains(w, w.logs.String(), upstreamSecret)
 	})
-	stack.Eventually(w, w.gateway.Ready)
+	stack.Eventually(w, func() error {
+		if g := w.gateway.control.Generation(); g != "1" {
+			return fmt.Errorf("the gateway knows generation %q", g)
+		}
+		return w.gateway.Ready()
+	})
 	return w
 }
 
