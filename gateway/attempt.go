@@ -76,8 +76,7 @@ func (x *exchange) triesAgain(ctx context.Context, response *http.Response, leav
 	}
 	v := x.verdict
 	x.release(&event.Release{Reason: ledger.ReasonUpstreamFailed, Status: response.StatusCode})
-	x.g.giveBack(ctx, x.caller.App, v.Reservation)
-	x.g.admission.Finish(v)
+	x.giveBack()
 	x.retried(strconv.Itoa(response.StatusCode))
 	if x.attempts.first == "" {
 		x.attempts.first = v.Reservation.ID

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus/testutil"
+	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 	"github.com/tidwall/gjson"
 
@@ -163,6 +164,66 @@ func TestAttemptThatIsNotAdmitted(t *testing.T) {
 	require.Equal(t, found[event.KindReserved][0].Reservation.ID, a.Header.Get("X-Tollgate-Request-Id"))
 	require.Len(t, found[event.KindReleased], 1)
 	require.Equal(t, 1.0, testutil.ToFloat64(w.gateway.metrics.decisions.WithLabelValues("allow", "UPSTREAM_FAILED", "")))
+}
+
+// Another attempt that cannot go on record leaves the caller with the answer of the first, and gives back its slot: the slots that are
+// renewed are those of requests in flight alone.
+func TestAttemptThatIsNotRecorded(t *testing.T) {
+	t.Parallel()
+	flies, lands := make(chan struct{}), make(chan struct{})
+	var w *world
+	w = begin(t, func(rw http.ResponseWriter, r *http.Request) {
+		if r.Header.Get("X-Fly") != "" {
+			close(flies)
+			<-lands
+			return
+		}
+		if err := w.outbox.Close(); err != nil {
+			t.Error(err)
+		}
+		rw.WriteHeader(503)
+	})
+	w.run("  - {name: slots, tier: app, concurrency: 5}\n")
+	var flight sync.WaitGroup
+	flight.Go(func() { w.chat("", "X-Fly", "1") })
+	land := sync.OnceFunc(func() {
+		close(lands)
+		flight.Wait()
+	})
+	defer land()
+	<-flies
+	require.Equal(t, 503, w.send(http.MethodPost, chatPath, manyBody).StatusCode)
+
+	// Redis knows for a minute that a reservation has ended. Behind that a renewal would take the slot again.
+	reservations, err := w.redis.Keys(t.Context(), "*:reservation:*").Result()
+	require.NoError(t, err)
+	for _, key := range reservations {
+		text, err := w.redis.Get(t.Context(), key).Result()
+		require.NoError(t, err)
+		if text == "ended" {
+			require.NoError(t, w.redis.Del(t.Context(), key).Err())
+		}
+	}
+	slots, err := w.redis.Keys(t.Context(), "*:inflight:*").Result()
+	require.NoError(t, err)
+	require.Len(t, slots, 1)
+	leases := func() []redis.Z {
+		all, err := w.redis.ZRangeWithScores(t.Context(), slots[0], 0, -1).Result()
+		require.NoError(t, err)
+		return all
+	}
+	before := leases()
+	require.Len(t, before, 1)
+	stack.Eventually(t, func() error {
+		if leases()[0].Score == before[0].Score {
+			return errors.New("nothing is renewed yet")
+		}
+		return nil
+	})
+	require.Len(t, leases(), 1)
+	land()
+	require.Error(t, w.stop(), "the outbox was closed before")
+	w.stop = func() error { return nil }
 }
 
 // What was held for an attempt that spent nothing is given back before the next is admitted: a budget for one request is enough.

@@ -189,7 +189,7 @@ func (x *exchange) recordReserved() bool {
 		return true
 	}
 	x.g.log.Error("reservation cannot be recorded", "request_id", res.ID, "error", err)
-	x.g.giveBack(x.r.Context(), x.caller.App, res)
+	x.giveBack()
 	if !errors.Is(err, outbox.ErrNotTaken) {
 		// It may arrive in the stream all the same, and would be charged when it expires.
 		x.release(&event.Release{Reason: ledger.ReasonEventLogDown})

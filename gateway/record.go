@@ -88,16 +88,19 @@ func (x *exchange) used(answer provider.Answer, status int, output ledger.Tokens
 // absurd is how many times what was held an inconsistent usage may be and still be charged.
 const absurd = 10
 
-// giveBack ends a reservation in Redis that no event tells of.
-func (g *Gateway) giveBack(ctx context.Context, app string, res event.Reservation) {
-	ctx, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), g.config.LimiterTimeout, errors.New("give back: Redis did not answer in time"))
+// giveBack ends the attempt in Redis at once, and its slots, where no event tells of it, or another attempt follows. The exchange
+// may go on with another verdict, so finish would not end this one.
+func (x *exchange) giveBack() {
+	res := x.verdict.Reservation
+	ctx, cancel := context.WithTimeoutCause(context.WithoutCancel(x.r.Context()), x.g.config.LimiterTimeout, errors.New("give back: Redis did not answer in time"))
 	defer cancel()
-	_, err := g.scripts.Settle(ctx, app, nil, nil, []lua.Ending{{
+	_, err := x.g.scripts.Settle(ctx, x.caller.App, nil, nil, []lua.Ending{{
 		ReservationID: res.ID, Counters: res.Counters, Rates: res.RateNames(), Held: res.Held,
 	}})
 	if err != nil {
-		g.log.Warn("hold not given back, it will lapse at its deadline", "request_id", res.ID, "error", err)
+		x.g.log.Warn("hold not given back, it will lapse at its deadline", "request_id", res.ID, "error", err)
 	}
+	x.g.admission.Finish(x.verdict)
 }
 
 // finish writes the one line about the request and counts its decision. It runs also when the connection is aborted, and
