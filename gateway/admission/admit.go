@@ -48,7 +48,7 @@ func (a *Admission) behind(c *candidate) *Verdict {
 // either, the answer is the first refusal.
 func (a *Admission) fallBack(ctx context.Context, ask *Ask, refused *Verdict) (*Verdict, error) {
 	name := refused.Refusal.FallbackModel
-	if _, no := a.Route(name, ask.Protocol); no != nil {
+	if _, no := a.rules.Load().route(name, ask.Protocol); no != nil {
 		return refused, nil
 	}
 	v, err := a.judgeKeys(ctx, a.prepare(ask, name))
