@@ -441,7 +441,9 @@ func TestStoredResponsesStayWithTheirKey(t *testing.T) {
 	for range 2 {
 		for _, id := range []string{"resp_a", "resp_b"} {
 			require.Equal(t, 200, w.send(http.MethodGet, "/v1/responses/"+id, "").StatusCode, id)
-			require.Equal(t, 200, w.send(http.MethodPost, "/v1/responses", `{"model":"many","input":"x","previous_response_id":"`+id+`"}`).StatusCode, id)
+			next := `{"model":"many","input":"x","previous_response_id":"` + id + `"}`
+			require.Equal(t, 200, w.send(http.MethodPost, "/v1/responses/input_tokens", next).StatusCode, id)
+			require.Equal(t, 200, w.send(http.MethodPost, "/v1/responses", next).StatusCode, id)
 		}
 	}
 	w.events(12)

@@ -19,7 +19,7 @@ func (g *Gateway) serveFree(w http.ResponseWriter, r *http.Request, endpoint pro
 	x := g.exchange(w, r, endpoint, model)
 	defer x.closeBody()
 	defer x.finishFree()
-	if !x.identify() || !x.parse() || !x.route() {
+	if !x.identify() || !x.parse() || !x.continuesOwn() || !x.route() {
 		return
 	}
 	body, err := x.payload(r.Context(), x.verdict.Reservation.Model, x.verdict.Provider.API)
@@ -41,7 +41,7 @@ func (g *Gateway) serveFree(w http.ResponseWriter, r *http.Request, endpoint pro
 
 // route finds who serves the model; nothing is held.
 func (x *exchange) route() bool {
-	route, refusal := x.g.admission.Route(x.request.Model, x.endpoint.Protocol)
+	route, refusal := x.g.admission.Route(x.request.Model, x.endpoint.Protocol, x.attempts.only)
 	if refusal != nil {
 		x.refuse(refusal)
 		return false

@@ -57,7 +57,9 @@ func TestStoredResponses(t *testing.T) {
 		require.Equal(t, http.StatusNotFound, w.send(c.method, strings.Replace(c.path, "resp_7", "resp_8", 1), "").StatusCode)
 	}
 	going := strings.Replace(ask, `"input"`, `"previous_response_id":"resp_7","input"`, 1)
-	require.Equal(t, http.StatusNotFound, w.send(http.MethodPost, "/v1/responses", going, "Authorization", "Bearer "+other).StatusCode)
+	for _, path := range []string{"/v1/responses", "/v1/responses/input_tokens"} {
+		require.Equal(t, http.StatusNotFound, w.send(http.MethodPost, path, going, "Authorization", "Bearer "+other).StatusCode, path)
+	}
 	w.events(2)
 	require.Equal(t, http.StatusOK, w.send(http.MethodPost, "/v1/responses", going).StatusCode)
 	for _, e := range w.events(4)[event.KindUsed] {

@@ -18,9 +18,9 @@ type Route struct {
 	Key      *provider.Key
 }
 
-// Route finds who serves a model to callers of a protocol, by the policy in force, and the key to ask with. The refusal is set
-// when nobody does.
-func (a *Admission) Route(model string, protocol policy.Protocol) (Route, *Refusal) {
+// Route finds who serves a model to callers of a protocol, by the policy in force, and the key to ask with: that of the name only,
+// "" for any. The refusal is set when nobody does.
+func (a *Admission) Route(model string, protocol policy.Protocol, only string) (Route, *Refusal) {
 	r := a.rules.Load()
 	m, refusal := r.route(model, protocol)
 	if refusal != nil {
@@ -30,7 +30,7 @@ func (a *Admission) Route(model string, protocol policy.Protocol) (Route, *Refus
 	if route.Upstream == nil {
 		return route, nil // nobody is asked
 	}
-	key, err := route.Upstream.Choose(provider.Pick{Model: m.Upstream}, time.Now())
+	key, err := route.Upstream.Choose(provider.Pick{Model: m.Upstream, Only: only}, time.Now())
 	var resting *provider.Resting
 	if errors.As(err, &resting) {
 		return Route{}, refusalOfResting(m.Provider, resting)
