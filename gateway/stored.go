@@ -161,7 +161,10 @@ func (x *exchange) findStored(id string) bool {
 // passStoredStream passes on the events of a response as they come: of one in the background, as far as it has got.
 func (x *exchange) passStoredStream(response *http.Response) {
 	x.writeHeader(response)
-	answer, err := x.endpoint.RelayStream(&flushSink{ResponseWriter: x.w, start: x.start}, response.Body, provider.Passing{})
+	sink := &flushSink{ResponseWriter: x.w, start: x.start}
+	sink.patience(x.g.config.CallerTimeout)
+	answer, err := x.endpoint.RelayStream(sink, response.Body, provider.Passing{})
+	sink.patience(0)
 	if err == nil && answer.Finish != ledger.ReasonClientGone {
 		return
 	}
