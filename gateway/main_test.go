@@ -319,7 +319,7 @@ func (w *world) events(n int) map[event.Kind][]*event.Event {
 	return found
 }
 
-// usedBy is the outcome of the only request.
+// outcome is that of the only request.
 func (w *world) outcome() *event.Outcome {
 	w.Helper()
 	found := w.events(2)
