@@ -52,9 +52,10 @@ func (r *Request) Tier() ledger.ServiceTier {
 		return r.digest.tier
 	}
 	for _, field := range []string{"service_tier", "serviceTier"} {
-		switch tier := ledger.ServiceTier(strings.ToLower(r.found[field].Str)); tier {
-		case ledger.ServiceBatch, ledger.ServiceFlex, ledger.ServicePriority:
-			return tier
+		for _, tier := range []ledger.ServiceTier{ledger.ServiceBatch, ledger.ServiceFlex, ledger.ServicePriority} {
+			if strings.EqualFold(r.found[field].Str, string(tier)) {
+				return tier // not the body's own text, which a digest outlives
+			}
 		}
 	}
 	return ledger.ServiceStandard

@@ -8,6 +8,21 @@ import (
 	"tollgate/ledger"
 )
 
+// The digest of a request stays what it is when the next body is read over its own.
+func TestDigestOutlivesItsBody(t *testing.T) {
+	t.Parallel()
+	body := []byte(`{"model":"gpt-5","user":"eve","previous_response_id":"resp_1","service_tier":"flex","stream":true,"input":"hi","tools":[{"type":"web_search"}]}`)
+	request, err := Responses.Parse(body)
+	require.NoError(t, err)
+	digest := request.Digest()
+	for i := range body {
+		body[i] = 'x'
+	}
+	require.Equal(t, []any{"gpt-5", "eve", "resp_1", ledger.ServiceFlex, true, ledger.Calls{WebSearch: usualCalls}},
+		[]any{digest.Model, digest.User, digest.Previous, digest.Tier(), digest.Stream, digest.Calls()})
+	require.True(t, digest.Unchanged("gpt-5", ""))
+}
+
 // TestCallsAndTierOfARequest reads what a request may be billed for beside its tokens.
 func TestCallsAndTierOfARequest(t *testing.T) {
 	t.Parallel()
