@@ -101,6 +101,10 @@ func FuzzReadUsage(f *testing.F) {
 		if e == Embeddings {
 			f.Add(`{"completion_tokens":1}`, uint8(i)) // of output alone, which an embedding has not
 		}
+		if e == Images {
+			f.Add("data: {\"type\":\"image_generation.completed\",\"usage\":{\"input_tokens\":1,\"output_tokens\":2}}\n\n"+
+				"data: {\"type\":\"image_generation.completed\",\"usage\":{\"input_tokens\":0,\"output_tokens\":0}}\n\n", uint8(i))
+		}
 		for _, text := range []string{
 			`{"prompt_tokens":10,"completion_tokens":9,"total_tokens":19,"prompt_tokens_details":{"cached_tokens":4,"audio_tokens":1},"completion_tokens_details":{"reasoning_tokens":3},"cost":0.1,"num_sources_used":3}`,
 			`{"input_tokens":10,"output_tokens":1,"cache_creation":{"ephemeral_1h_input_tokens":4},"iterations":[{"type":"compaction","input_tokens":3,"output_tokens":2},{"model":"n","input_tokens":3,"output_tokens":2}]}`,

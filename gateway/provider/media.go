@@ -307,7 +307,11 @@ func (m *mediaMeter) event(data []byte, a *Answer) (withhold, last bool) {
 			if m.images {
 				r = asImages(r)
 			}
-			a.Usage, a.State = a.Usage.Plus(r.Usage), r.State
+			a.Usage = a.Usage.Plus(r.Usage)
+			// Zero is what each said; what one has wrong is wrong in the sum.
+			if a.State == "" || a.State == ledger.UsageReportedZero || r.State == ledger.UsageInconsistent {
+				a.State = r.State
+			}
 		}
 		return false, true
 	case strings.HasSuffix(kind, deltaSuffix):
