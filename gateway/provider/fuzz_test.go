@@ -105,6 +105,9 @@ func FuzzReadUsage(f *testing.F) {
 			f.Add("data: {\"type\":\"image_generation.completed\",\"usage\":{\"input_tokens\":1,\"output_tokens\":2}}\n\n"+
 				"data: {\"type\":\"image_generation.completed\",\"usage\":{\"input_tokens\":0,\"output_tokens\":0}}\n\n", uint8(i))
 		}
+		if e == Chat {
+			f.Add(`{"prompt_tokens":0,"completion_tokens":0,"completion_tokens_details":{"reasoning_tokens":-1}}`, uint8(i))
+		}
 		for _, text := range []string{
 			`{"prompt_tokens":10,"completion_tokens":9,"total_tokens":19,"prompt_tokens_details":{"cached_tokens":4,"audio_tokens":1},"completion_tokens_details":{"reasoning_tokens":3},"cost":0.1,"num_sources_used":3}`,
 			`{"input_tokens":10,"output_tokens":1,"cache_creation":{"ephemeral_1h_input_tokens":4},"iterations":[{"type":"compaction","input_tokens":3,"output_tokens":2},{"model":"n","input_tokens":3,"output_tokens":2}]}`,
@@ -124,8 +127,10 @@ func FuzzReadUsage(f *testing.F) {
 		}
 		require.False(t, answer.Usage.Negative())
 		require.LessOrEqual(t, answer.Usage.Total(), ledger.Tokens(4*maxSteps*maxTokens))
-		require.Equal(t, answer.State == ledger.UsageReportedZero, answer.Usage == ledger.Usage{}, "zero is said, and nothing else is")
 		require.Contains(t, []ledger.UsageState{ledger.UsageReported, ledger.UsageReportedZero, ledger.UsageInconsistent}, answer.State)
+		if answer.State != ledger.UsageInconsistent { // figures that contradict each other may come to nothing
+			require.Equal(t, answer.State == ledger.UsageReportedZero, answer.Usage == ledger.Usage{}, "zero is said, and nothing else is")
+		}
 		for _, other := range answer.Others {
 			require.False(t, other.Usage.Negative())
 			require.Positive(t, other.Usage.Total())
