@@ -55,8 +55,9 @@ func (x *exchange) used(answer provider.Answer, status int, output ledger.Tokens
 	res := x.verdict.Reservation
 	o := &event.Outcome{
 		ModelServed: answer.Model, Usage: answer.Usage, UsageState: answer.State, ServiceTier: answer.Tier, Status: status,
-		Others: answer.Others, ProviderCost: answer.Cost, UpstreamID: answer.UpstreamID, Finish: answer.Finish, FirstByteMS: x.firstByte.Milliseconds(), DurationMS: time.Since(x.start).Milliseconds(),
-		Tries: x.severalTries(),
+		Others: answer.Others, ProviderCost: answer.Cost, UpstreamID: answer.UpstreamID, Finish: answer.Finish,
+		FirstByteMS: x.firstByte.Milliseconds(), DurationMS: time.Since(x.start).Milliseconds(), Tries: x.severalTries(),
+		OnDisconnect: string(x.disconnect),
 	}
 	if o.ModelServed == "" {
 		o.ModelServed = res.Model
@@ -71,7 +72,6 @@ func (x *exchange) used(answer provider.Answer, status int, output ledger.Tokens
 		x.g.log.Error("absurd usage, the estimate is charged", "request_id", res.ID, "tokens", o.Usage.Total())
 		o.Usage = estimate
 	}
-	o.OnDisconnect = string(x.disconnect)
 	if o.UsageState == ledger.UsageReported {
 		x.g.learner.Learn(x.caller.App, res.Model, x.rawEstimate(res.Model), o.Usage)
 	}

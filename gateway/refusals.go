@@ -88,7 +88,8 @@ func (x *exchange) countRefusal() {
 // or limits could not be judged. What cannot be read, and what failed before or after admission, was not refused.
 func isRefusal(reason ledger.Reason) bool {
 	switch reason {
-	case ledger.ReasonOK, ledger.ReasonUnknownKey, ledger.ReasonUnknownRoute, ledger.ReasonUnknownObject, ledger.ReasonBadRequest, ledger.ReasonBodyTooLarge, ledger.ReasonBodiesFull,
+	case ledger.ReasonOK, ledger.ReasonUnknownKey, ledger.ReasonUnknownRoute, ledger.ReasonUnknownObject, ledger.ReasonBadRequest,
+		ledger.ReasonBodyTooLarge, ledger.ReasonBodiesFull,
 		ledger.ReasonEventLogDown, ledger.ReasonShuttingDown, ledger.ReasonUpstreamFailed, ledger.ReasonUpstreamTimeout,
 		ledger.ReasonUpstreamLimited, ledger.ReasonUpstreamDown, ledger.ReasonUpstreamCut, ledger.ReasonClientGone, ledger.ReasonInternal:
 		return false

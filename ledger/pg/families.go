@@ -159,7 +159,8 @@ func requestOf(e *event.Event) *policy.Request {
 	r := e.Reservation
 	return &policy.Request{
 		App: clean(e.App), Key: clean(r.Key), User: clean(r.User), Plan: clean(r.Plan), Provider: clean(r.Provider),
-		ProviderKey: clean(r.ProviderKey), Model: clean(cmp.Or(r.ModelJudged, r.ModelRequested)), Endpoint: clean(r.Endpoint), EndpointKind: policy.EndpointKind(r.Endpoint),
+		ProviderKey: clean(r.ProviderKey), Model: clean(cmp.Or(r.ModelJudged, r.ModelRequested)), Endpoint: clean(r.Endpoint),
+		EndpointKind: policy.EndpointKind(r.Endpoint),
 	}
 }
 
