@@ -105,11 +105,21 @@ func (h *health) end() {
 	h.flying--
 }
 
-// answered takes what an answer's status says of the key. Success ends every rest of the model. A provider's error that may
-// be the request's own fault, such as 400 or 500, says nothing.
+// probedLocked ends the probe, however it fared: a rest that nobody is finding out about must not wait for that.
+func (h *health) probedLocked(model string) {
+	for _, scope := range [...]string{"", model} {
+		if r := h.rests[scope]; r != nil {
+			r.probing = false
+		}
+	}
+}
+
+// answered takes what an answer's status says of the key. Success ends every rest of the model, and so does an error that may be
+// the request's own fault, such as 400 or 500: somebody was there and took the key.
 func (h *health) answered(model string, status int, header http.Header, now time.Time, down time.Duration) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	h.probedLocked(model)
 	told, waits := RetryAfter(header, now)
 	switch {
 	case status == http.StatusUnauthorized:
@@ -138,14 +148,9 @@ const statusOverloaded = 529
 func (h *health) unanswered(model string, left bool, now time.Time, down time.Duration) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	h.probedLocked(model)
 	if !left {
 		h.failedLocked("", now, down)
-		return
-	}
-	for _, scope := range [...]string{"", model} {
-		if r := h.rests[scope]; r != nil {
-			r.probing = false
-		}
 	}
 }
 

@@ -167,6 +167,37 @@ func TestProbe(t *testing.T) {
 	require.Equal(t, "a", chosen(t, u, Pick{Model: chatModel}, longer))
 }
 
+// Whatever becomes of a probe, of all models or of one, the key is asked again when its rest is over: a rest that stayed as if it
+// were being found out about would keep it out for ever.
+func TestProbeIsNeverTheLast(t *testing.T) {
+	t.Parallel()
+	down := map[string]func(k *Key, now time.Time){
+		"all models": func(k *Key, now time.Time) { k.unanswered(chatModel, false, now, 0) },
+		"one model":  func(k *Key, now time.Time) { k.answered(chatModel, 503, nil, now, 0) },
+	}
+	for rests, fail := range down {
+		for _, status := range []int{0, 200, 400, 401, 403, 429, 500, 503} { // 0: no answer
+			now := time.Now()
+			u := keyed(1, 1)
+			k := u.keys[0]
+			for range downAfter {
+				fail(k, now)
+			}
+			until, cause := k.resting(chatModel, now, false)
+			require.Equal(t, CauseDown, cause)
+			k.begin(chatModel, until)
+			if status == 0 {
+				k.unanswered(chatModel, false, until, 0)
+			} else {
+				k.answered(chatModel, status, nil, until, 0)
+			}
+			now = until.Add(longestTold)
+			until, _ = k.resting(chatModel, now, false)
+			require.Zero(t, until, "%s, %d", rests, status)
+		}
+	}
+}
+
 // What is known of keys outlives a policy, unless it is another key.
 func TestAdopt(t *testing.T) {
 	t.Parallel()
