@@ -94,7 +94,7 @@ func TestDecodeRefuses(t *testing.T) {
 		"an unknown kind":                 func(e *Event) { e.Kind = "bought" },
 		"an adjustment without number":    func(e *Event) { adjusted(e).Number = 0 },
 		"an adjustment under another id":  func(e *Event) { adjusted(e).Number = 2 },
-		"an adjustment of nothing":        func(e *Event) { adjusted(e).Before = 31 },
+		"an adjustment of nothing":        func(e *Event) { adjusted(e).Before = e.Outcome.Cost },
 		"an adjustment of less than 0":    func(e *Event) { adjusted(e).Before = -1 },
 		"an adjustment for no reason":     func(e *Event) { adjusted(e).Reason = "whim" },
 		"an adjustment to nothing":        func(e *Event) { adjusted(e); e.Outcome = nil },
