@@ -201,12 +201,13 @@ func (u *anthropicUsage) reading() Reading {
 type anthropicMeter struct {
 	usage anthropicUsage
 	final bool        // the final figures have come
-	open  openChoices // blocks of content that have begun and not ended
+	open  openChoices // blocks of content
+	done  bool
 }
 
 func newAnthropicMeter() meter { return &anthropicMeter{} }
 
-func (m *anthropicMeter) event(data []byte, a *Answer) (withhold, last bool) {
+func (m *anthropicMeter) event(data []byte, a *Answer) (withhold, done bool) {
 	switch gjson.GetBytes(data, "type").Str {
 	case "content_block_delta":
 		a.Events++
@@ -233,12 +234,11 @@ func (m *anthropicMeter) event(data []byte, a *Answer) (withhold, last bool) {
 			m.final = true
 		}
 	case "message_stop":
-		return false, true
+		m.done = true
 	case "error":
-		a.Finish = ledger.ReasonUpstreamFailed
-		return false, true
+		a.Finish, m.done = ledger.ReasonUpstreamFailed, true
 	}
-	return false, false
+	return false, m.done
 }
 
 // close takes what the stream told. Where the final figures never came, the input is known from the start, but the output only

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"slices"
 
 	"github.com/tidwall/gjson"
 	"github.com/tidwall/sjson"
@@ -49,27 +50,36 @@ func jsonObject(pairs ...any) []byte {
 	return b.Bytes()
 }
 
-// openChoices are the choices of an answer that have begun and not ended, in the order they began.
-type openChoices []int64
+// openChoices are the choices of an answer that have begun. One that has ended does not begin again: some providers tell the usage
+// in an empty choice behind the end.
+type openChoices struct {
+	now   []int64 // that have not ended, in the order they began
+	ended []int64
+}
 
 func (o *openChoices) note(index int64, ends bool) {
-	for i, known := range *o {
-		if known == index {
-			if ends {
-				*o = append((*o)[:i], (*o)[i+1:]...)
-			}
-			return
+	at := slices.Index(o.now, index)
+	switch {
+	case slices.Contains(o.ended, index):
+	case !ends && at < 0 && len(o.now) < maxChoices:
+		o.now = append(o.now, index)
+	case ends:
+		if at >= 0 {
+			o.now = slices.Delete(o.now, at, at+1)
+		}
+		if len(o.ended) < maxChoices {
+			o.ended = append(o.ended, index)
 		}
 	}
-	if !ends && len(*o) < maxChoices {
-		*o = append(*o, index)
-	}
 }
+
+// complete reports whether choices have ended, and all that began.
+func (o *openChoices) complete() bool { return len(o.ended) > 0 && len(o.now) == 0 }
 
 // end ends each open choice as one that has reached its bound.
 func (m *openAIMeter) end(stop *Stop, a *Answer, _ ledger.Tokens) []addition {
 	choices := []json.RawMessage{}
-	for _, index := range m.open {
+	for _, index := range m.open.now {
 		if m.object == "text_completion" {
 			choices = append(choices, jsonObject("index", index, "text", "", "logprobs", nil, "finish_reason", "length"))
 		} else {
@@ -83,7 +93,7 @@ func (m *openAIMeter) end(stop *Stop, a *Answer, _ ledger.Tokens) []addition {
 // end closes the open block of content, then the message.
 func (m *anthropicMeter) end(stop *Stop, _ *Answer, output ledger.Tokens) []addition {
 	var events []addition
-	for _, index := range m.open {
+	for _, index := range m.open.now {
 		events = append(events, addition{"content_block_stop", jsonObject("type", "content_block_stop", "index", index)})
 	}
 	delta := jsonObject("stop_reason", "max_tokens", "stop_sequence", nil)
@@ -122,7 +132,7 @@ func (m *responsesMeter) end(stop *Stop, a *Answer, output ledger.Tokens) []addi
 // end ends each open candidate as one that has reached its bound.
 func (m *geminiMeter) end(stop *Stop, a *Answer, _ ledger.Tokens) []addition {
 	candidates := []json.RawMessage{}
-	for _, index := range m.open {
+	for _, index := range m.open.now {
 		candidates = append(candidates, json.RawMessage(fmt.Sprintf(
 			`{"content":{"parts":[{"text":""}],"role":"model"},"finishReason":"MAX_TOKENS","index":%d}`, index)))
 	}

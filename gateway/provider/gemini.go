@@ -219,9 +219,9 @@ func answerGemini(body []byte, a *Answer) {
 	}
 }
 
-// readGenerated takes what an answer, or one event of a stream, says of itself. The figures of a stream are those so far: the
-// last count.
-func readGenerated(root gjson.Result, a *Answer) {
+// readGenerated takes what an answer, or one event of a stream, says of itself, and reports whether it tells figures. Those of a
+// stream are those so far: the last count.
+func readGenerated(root gjson.Result, a *Answer) (told bool) {
 	searches := max(a.Usage.Calls.WebSearch, geminiSearches(root))
 	if model := name(root.Get("modelVersion")); model != "" {
 		a.Model = model
@@ -231,10 +231,12 @@ func readGenerated(root gjson.Result, a *Answer) {
 	}
 	usage := root.Get("usageMetadata")
 	if reading := readGeminiUsage(usage); reading.State != "" {
+		told = true
 		a.Reading, a.Tier = reading, serviceTier(firstGiven(usage.Get("serviceTier"), usage.Get("trafficType")).Str)
 	}
 	a.Usage.Calls.WebSearch = searches
 	a.called(a.Usage.Calls)
+	return told
 }
 
 // geminiSearches counts the searches that an answer was grounded in: of the web, for images, or of the map, which does not say how
@@ -265,39 +267,48 @@ func geminiSearches(root gjson.Result) int64 {
 
 // geminiMeter reads a stream of generateContent.
 type geminiMeter struct {
-	open openChoices // candidates that have begun and not ended
-	done bool
+	open    openChoices
+	blocked bool  // the prompt was: there are no candidates
+	ended   bool  // by an error, or as a list
+	told    int64 // texts that had come when the figures were told
 }
 
 func newGeminiMeter() meter { return &geminiMeter{} }
 
 var closedList = []byte("]")
 
-// event ends the stream with the reason why the model stopped; the protocol has no other mark.
-func (m *geminiMeter) event(data []byte, a *Answer) (withhold, last bool) {
+// event ends each candidate with the reason why the model stopped; the protocol has no other mark. The candidates may come one
+// after the other.
+func (m *geminiMeter) event(data []byte, a *Answer) (withhold, done bool) {
 	if bytes.Equal(data, closedList) {
+		m.ended = true
 		return false, true
 	}
 	root := gjson.ParseBytes(data)
 	if !root.IsObject() || !wholeJSON(data) {
-		return false, false
+		return false, m.done()
 	}
 	a.Events++
 	if root.Get("error").IsObject() {
-		a.Finish = ledger.ReasonUpstreamFailed
+		a.Finish, m.ended = ledger.ReasonUpstreamFailed, true
 		return false, true
 	}
-	readGenerated(root, a)
 	root.Get("candidates").ForEach(func(_, candidate gjson.Result) bool {
-		index, ends := candidate.Get("index").Int(), candidate.Get("finishReason").Exists()
+		index, ends := candidate.Get("index").Int(), given(candidate.Get("finishReason"))
 		m.open.note(index, ends)
-		m.done = m.done || ends
 		a.said.sayGenerated(index, candidate.Get("content.parts"))
 		return true
 	})
-	m.done = m.done || root.Get("promptFeedback.blockReason").Exists()
-	return false, m.done
+	if readGenerated(root, a) {
+		m.told = a.said.pieces
+	}
+	m.blocked = m.blocked || given(root.Get("promptFeedback.blockReason"))
+	return false, m.done()
 }
+
+func (m *geminiMeter) done() bool { return m.ended || m.whole() }
+
+func (m *geminiMeter) whole() bool { return m.blocked || m.open.complete() }
 
 // sayGenerated counts text and thoughts, code with what it gave, and the calls of functions.
 func (t *tally) sayGenerated(candidate int64, parts gjson.Result) {
@@ -312,9 +323,9 @@ func (t *tally) sayGenerated(candidate int64, parts gjson.Result) {
 	})
 }
 
-// close marks the figures of a stream that did not come to its end: they are those so far.
+// close marks figures that were told on the way: the answer went on behind them, or did not come to its end.
 func (m *geminiMeter) close(a *Answer) {
-	if !m.done && a.State == ledger.UsageReported {
+	if (!m.whole() || m.told < a.said.pieces) && a.State == ledger.UsageReported {
 		a.State = ledger.UsageEstimated
 		a.Usage.Output = max(a.Usage.Output, a.said.tokens()-a.Usage.Reasoning)
 	}

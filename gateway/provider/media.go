@@ -286,22 +286,22 @@ func answerModeration(body []byte, a *Answer) {
 }
 
 // mediaMeter reads a stream of images, of speech or of a transcript.
-type mediaMeter struct{ images bool }
+type mediaMeter struct{ images, done bool }
 
 func newMediaMeter() meter { return &mediaMeter{} }
 
 func newImageMeter() meter { return &mediaMeter{images: true} }
 
 // event takes the usage from the event that ends each image, the speech or the transcript.
-func (m *mediaMeter) event(data []byte, a *Answer) (withhold, last bool) {
+func (m *mediaMeter) event(data []byte, a *Answer) (withhold, done bool) {
 	if bytes.Equal(data, doneSentinel) {
+		m.done = true
 		return false, true
 	}
 	kind := gjson.GetBytes(data, "type").Str
 	switch {
 	case kind == "error":
-		a.Finish = ledger.ReasonUpstreamFailed
-		return false, true
+		a.Finish, m.done = ledger.ReasonUpstreamFailed, true
 	case strings.HasSuffix(kind, ".completed"), strings.HasSuffix(kind, ".done"):
 		if r := readMediaUsage(gjson.GetBytes(data, "usage")); r.State != "" && wholeJSON(data) {
 			if m.images {
@@ -313,12 +313,12 @@ func (m *mediaMeter) event(data []byte, a *Answer) (withhold, last bool) {
 				a.State = r.State
 			}
 		}
-		return false, true
+		m.done = true
 	case strings.HasSuffix(kind, deltaSuffix):
 		a.Events++
 		a.said.add(0, gjson.GetBytes(data, "delta").Str)
 	}
-	return false, false
+	return false, m.done
 }
 
 func (*mediaMeter) close(*Answer) {}

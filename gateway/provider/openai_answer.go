@@ -59,15 +59,17 @@ type openAIMeter struct {
 	object  string // what the stream calls its events
 	created int64
 	open    openChoices
-	ending  bool // a choice has ended: figures from now on are final
-	interim bool // the last figures came before that
+	done    bool
+	interim bool  // the last figures came while a choice was open
+	told    int64 // texts that had come with them
 }
 
 func newOpenAIMeter() meter { return &openAIMeter{ran: searches{}} }
 
 // event withholds the usage chunk, which has no choices.
-func (m *openAIMeter) event(data []byte, a *Answer) (withhold, last bool) {
+func (m *openAIMeter) event(data []byte, a *Answer) (withhold, done bool) {
 	if bytes.Equal(data, doneSentinel) {
+		m.done = true
 		return false, true
 	}
 	a.Events++
@@ -77,28 +79,30 @@ func (m *openAIMeter) event(data []byte, a *Answer) (withhold, last bool) {
 	}
 	m.choices(gjson.GetBytes(data, "choices"), a.said)
 	if bytes.Contains(data, errorField) && gjson.GetBytes(data, "error").IsObject() {
-		a.Finish, last = ledger.ReasonUpstreamFailed, true
+		a.Finish, m.done = ledger.ReasonUpstreamFailed, true
 	}
 	if bytes.Contains(data, executedField) && wholeJSON(data) {
 		m.ran.add(gjson.GetBytes(data, "choices.#.delta.executed_tools"))
 	}
-	if !bytes.Contains(data, usageField) {
-		return false, last
-	}
+	return bytes.Contains(data, usageField) && m.figures(data, a), m.done
+}
+
+// figures takes those of an event that tells some, and reports whether it tells nothing else.
+func (m *openAIMeter) figures(data []byte, a *Answer) (withhold bool) {
 	found := gjson.GetManyBytes(data, "usage", "choices.#", "x_groq.usage", "service_tier")
 	usage := firstGiven(found[0], found[2])
 	reading := readOpenAIUsage(usage)
 	if reading.State == "" || !wholeJSON(data) {
-		return false, last
+		return false
 	}
 	a.Reading, a.Tier, a.Cost = reading, serviceTier(found[3].Str), toldCost(usage)
 	a.called(ledger.Calls{WebSearch: m.ran.count(usage, a.Model)})
-	m.interim = !m.ending && found[1].Int() > 0
+	m.interim, m.told = !m.open.complete() && found[1].Int() > 0, a.said.pieces
 	if found[1].Exists() && found[1].Int() == 0 {
 		a.Events--
-		return true, last
+		return true
 	}
-	return false, last
+	return false
 }
 
 // choices notes what an event adds to its choices, and which of them it ends.
@@ -106,7 +110,6 @@ func (m *openAIMeter) choices(choices gjson.Result, said *tally) {
 	choices.ForEach(func(_, choice gjson.Result) bool {
 		index, ends := choice.Get("index").Int(), given(choice.Get("finish_reason"))
 		m.open.note(index, ends)
-		m.ending = m.ending || ends
 		said.add(index, choice.Get("text").Str)
 		said.sayDelta(index, choice.Get("delta"))
 		return true
@@ -117,7 +120,7 @@ func (m *openAIMeter) choices(choices gjson.Result, said *tally) {
 // them.
 func (m *openAIMeter) close(a *Answer) {
 	a.called(ledger.Calls{WebSearch: max(a.Usage.Calls.WebSearch, int64(len(m.ran)))})
-	if m.interim && a.State == ledger.UsageReported {
+	if (m.interim || m.told < a.said.pieces) && a.State == ledger.UsageReported {
 		a.State = ledger.UsageEstimated
 		a.Usage.Output = max(a.Usage.Output, a.said.tokens()-a.Usage.Reasoning)
 	}

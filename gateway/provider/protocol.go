@@ -56,9 +56,10 @@ const (
 
 // meter learns from one stream what it used, event by event.
 type meter interface {
-	// event reads one event's data. withhold says that the event only answers what metering asked for; last, that the answer
-	// is complete, or that an error of the provider's has ended it, which a.Finish then says.
-	event(data []byte, a *Answer) (withhold, last bool)
+	// event reads one event's data. withhold says that the event only answers what metering asked for; done, that all that came
+	// until now is a complete answer, or that an error of the provider's has ended it, which a.Finish then says. What comes
+	// behind that may be more of it: another candidate of Gemini's makes it incomplete again.
+	event(data []byte, a *Answer) (withhold, done bool)
 	// close is called once, after the last event that came.
 	close(a *Answer)
 }

@@ -123,7 +123,7 @@ type stream struct {
 	answer  Answer
 	buffer  []byte
 	full    bool // no more can be held back
-	done    bool // the last event was seen
+	done    bool // what has come is a whole answer
 	gone    bool // the caller does not take any more
 	drains  bool // and the rest is read all the same
 	stop    *Stop
@@ -231,10 +231,11 @@ func (s *stream) overrun() ledger.Tokens {
 }
 
 // outgrown asks for more where the event that was just read needs it, and reports whether the stream must end. Only what is
-// near the ceiling is counted exactly.
-func (s *stream) outgrown(pieces int64) bool {
+// near the ceiling is counted exactly. The event that made the answer whole is not judged: nothing is left to be cut; should more
+// come behind it all the same, that is.
+func (s *stream) outgrown(pieces int64, wasDone bool) bool {
 	c, said := s.Ceiling, s.answer.said
-	if c == nil || s.done || said.pieces == pieces {
+	if c == nil || s.done && !wasDone || said.pieces == pieces {
 		return false
 	}
 	left := ledger.Tokens(0)
@@ -282,13 +283,13 @@ func (s *stream) take(buffer []byte, last bool) int {
 			}
 			size = len(buffer) - at
 		}
-		pieces := s.answer.said.pieces
+		pieces, wasDone := s.answer.said.pieces, s.done
 		if s.read(buffer[at:at+size]) && s.Withhold {
 			wrote = s.write(buffer[from:at]) || wrote
 			from = at + size
 		}
 		at += size
-		s.outgrown(pieces)
+		s.outgrown(pieces, wasDone)
 	}
 	if s.write(buffer[from:at]) || wrote {
 		s.sink.Flush()
@@ -332,8 +333,8 @@ func (s *stream) read(event []byte) bool {
 	if !ok {
 		return false
 	}
-	withhold, last := s.meter.event(data, &s.answer)
-	s.done = s.done || last
+	withhold, done := s.meter.event(data, &s.answer)
+	s.done = done
 	return withhold
 }
 

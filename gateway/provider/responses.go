@@ -154,6 +154,7 @@ type responsesMeter struct {
 	response []byte // as it began, unless it is large
 	created  int64
 	sequence int64 // number of the last event
+	done     bool
 }
 
 func newResponsesMeter() meter { return &responsesMeter{} }
@@ -161,8 +162,9 @@ func newResponsesMeter() meter { return &responsesMeter{} }
 const deltaSuffix = ".delta"
 
 // event takes the usage from the event that ends the stream; it carries the whole response.
-func (m *responsesMeter) event(data []byte, a *Answer) (withhold, last bool) {
+func (m *responsesMeter) event(data []byte, a *Answer) (withhold, done bool) {
 	if bytes.Equal(data, doneSentinel) {
+		m.done = true
 		return false, true
 	}
 	m.sequence = max(m.sequence, gjson.GetBytes(data, "sequence_number").Int())
@@ -180,10 +182,9 @@ func (m *responsesMeter) event(data []byte, a *Answer) (withhold, last bool) {
 		if kind == "response.failed" {
 			a.Finish = ledger.ReasonUpstreamFailed
 		}
-		return false, true
+		m.done = true
 	case "error":
-		a.Finish = ledger.ReasonUpstreamFailed
-		return false, true
+		a.Finish, m.done = ledger.ReasonUpstreamFailed, true
 	default:
 		if strings.HasSuffix(kind, deltaSuffix) && kind != "response.audio.delta" {
 			a.Events++
@@ -191,7 +192,7 @@ func (m *responsesMeter) event(data []byte, a *Answer) (withhold, last bool) {
 			a.said.add(found[1].Int(), found[0].Str)
 		}
 	}
-	return false, false
+	return false, m.done
 }
 
 func (*responsesMeter) close(*Answer) {}
