@@ -88,16 +88,26 @@ func (t *tally) tokens() ledger.Tokens {
 // sayDelta counts text, thoughts as far as they are told, refusals, what is said aloud, and the calls of tools.
 func (t *tally) sayDelta(choice int64, delta gjson.Result) {
 	thought := false
+	think := func(text string) bool {
+		thought = thought || text != ""
+		t.add(choice, text)
+		return true
+	}
 	delta.ForEach(func(key, value gjson.Result) bool {
 		switch key.Str {
 		case "content":
 			t.sayParts(choice, value)
 		case "refusal":
 			t.add(choice, value.Str)
-		case "reasoning", "reasoning_content": // some say the same in both
-			if !thought && value.Str != "" {
-				thought = true
-				t.add(choice, value.Str)
+		case "reasoning", "reasoning_content", "reasoning_details": // some say the same in several
+			switch {
+			case thought:
+			case value.IsArray():
+				value.ForEach(func(_, detail gjson.Result) bool {
+					return think(detail.Get("text").Str) && think(detail.Get("summary").Str)
+				})
+			default:
+				think(value.Str)
 			}
 		case "audio":
 			t.add(choice, value.Get("transcript").Str)

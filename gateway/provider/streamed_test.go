@@ -79,6 +79,8 @@ func TestStreamedCountsEveryPart(t *testing.T) {
 		"content":        {`{"content":"` + words + `"}`, 4},
 		"refusal":        {`{"refusal":"` + words + `"}`, 4},
 		"reasoning":      {`{"content":null,"reasoning":"` + words + `","reasoning_content":"` + words + `"}`, 4},
+		"its details":    {`{"content":"","reasoning":null,"reasoning_details":[{"type":"reasoning.text","text":"` + words + `"},{"type":"reasoning.summary","summary":" five"},{"type":"reasoning.encrypted","data":"AAAA"}]}`, 5},
+		"said twice":     {`{"reasoning":"` + words + `","reasoning_details":[{"type":"reasoning.text","text":"` + words + `"}]}`, 4},
 		"tool call":      {`{"tool_calls":[{"index":0,"function":{"name":" five","arguments":"` + words + `"}}]}`, 5},
 		"function call":  {`{"function_call":{"arguments":"` + words + `"}}`, 4},
 		"transcript":     {`{"audio":{"data":"AAAA","transcript":"` + words + `"}}`, 4},
