@@ -21,6 +21,7 @@ func spoken(index int, text, finish, usage string) string {
 
 const (
 	geminiUsed = `{"promptTokenCount":10,"candidatesTokenCount":1}`
+	noneUsed   = `{"prompt_tokens":0,"completion_tokens":0,"total_tokens":0}`
 	openAIUsed = `{"prompt_tokens":10,"completion_tokens":1,"total_tokens":11}`
 )
 
@@ -28,6 +29,8 @@ const (
 func choice(index int, text, finish, usage string) string {
 	return fmt.Sprintf("data: {\"choices\":[{\"index\":%d,\"delta\":{\"content\":%q},\"finish_reason\":%s}],\"usage\":%s}\n\n", index, text, finish, usage)
 }
+
+func usageOnly(usage string) string { return `data: {"choices":[],"usage":` + usage + "}\n\n" }
 
 // A stream is complete when each of its choices is: what one says when another has ended is metered, and its cut is noticed.
 func TestEachChoiceHasItsEnd(t *testing.T) {
@@ -88,5 +91,27 @@ func TestCeilingJudgesBehindAnEnd(t *testing.T) {
 		require.Equal(t, ledger.ReasonAppQuota, answer.Finish, name)
 		require.LessOrEqual(t, answer.Output, ledger.Tokens(150), name)
 		require.Less(t, strings.Count(s.String(), more), 4, name)
+	}
+}
+
+// A 0 behind a count, or behind text, is a figure left out; and what comes behind [DONE] takes nothing back.
+func TestFiguresAreNotTakenBack(t *testing.T) {
+	t.Parallel()
+	said := choice(0, " a b c", "null", "null") + choice(0, "", `"stop"`, "null")
+	for name, c := range map[string]struct {
+		text string
+		want Reading
+	}{
+		"zeros behind figures":     {said + usageOnly(openAIUsed) + usageOnly(noneUsed) + doneChunk, Reading{ledger.Usage{Input: 10, Output: 1}, ledger.UsageReported}},
+		"zeros behind text":        {said + usageOnly(noneUsed) + doneChunk, Reading{}},
+		"no output behind text":    {said + usageOnly(`{"prompt_tokens":10,"completion_tokens":0}`) + doneChunk, Reading{ledger.Usage{Input: 10, Output: 3}, ledger.UsageEstimated}},
+		"no input behind a count":  {said + usageOnly(openAIUsed) + usageOnly(`{"prompt_tokens":0,"completion_tokens":3}`) + doneChunk, Reading{ledger.Usage{Input: 10, Output: 3}, ledger.UsageReported}},
+		"zeros and nothing said":   {choice(0, "", `"stop"`, "null") + usageOnly(noneUsed) + doneChunk, Reading{State: ledger.UsageReportedZero}},
+		"others behind the end":    {said + usageOnly(openAIUsed) + doneChunk + usageOnly(`{"prompt_tokens":7,"completion_tokens":9}`), Reading{ledger.Usage{Input: 10, Output: 1}, ledger.UsageReported}},
+		"the first behind the end": {said + doneChunk + usageOnly(openAIUsed), Reading{ledger.Usage{Input: 10, Output: 1}, ledger.UsageReported}},
+	} {
+		answer, err := Chat.RelayStream(discard{}, strings.NewReader(c.text), Passing{Model: "gpt-4o"})
+		require.NoError(t, err, name)
+		require.Equal(t, c.want, answer.Reading, name)
 	}
 }

@@ -49,9 +49,10 @@
 // # Streams
 //
 // What a stream carries of the answer is counted while it comes, by the tokenizer of its model or else by the heuristic: that is
-// its usage where the provider does not report any. A Ceiling has more asked for before what is held is used up. Where it is
-// refused, the stream ends as its protocol ends an answer that has reached its bound: SDKs take that for a whole answer, and would
-// throw away one that ends with an error. The last event says why, under tollgate. Streams of images and of speech have no ceiling.
+// its usage where the provider does not report any, or zeros in spite of it. A stream is complete when every choice that has begun
+// has ended. A Ceiling has more asked for before what is held is used up. Where it is refused, the stream ends as its protocol ends
+// an answer that has reached its bound: SDKs take that for a whole answer, and would throw away one that ends with an error. The
+// last event says why, under tollgate. Streams of images and of speech have no ceiling.
 //
 // What is held back of an event that is not whole yet is bounded, for each stream and for all together.
 //

@@ -232,7 +232,7 @@ func readGenerated(root gjson.Result, a *Answer) (told bool) {
 	usage := root.Get("usageMetadata")
 	if reading := readGeminiUsage(usage); reading.State != "" {
 		told = true
-		a.Reading, a.Tier = reading, serviceTier(firstGiven(usage.Get("serviceTier"), usage.Get("trafficType")).Str)
+		a.Reading, a.Tier = reading.after(a.Reading), serviceTier(firstGiven(usage.Get("serviceTier"), usage.Get("trafficType")).Str)
 	}
 	a.Usage.Calls.WebSearch = searches
 	a.called(a.Usage.Calls)

@@ -196,6 +196,23 @@ type Reading struct {
 	State ledger.UsageState // "" when nothing was said
 }
 
+// after is a reading of a stream that had told prior: a 0 behind a count is a figure left out.
+func (r Reading) after(prior Reading) Reading {
+	used, was := r.Usage, prior.Usage
+	if used.InputTotal() == 0 {
+		was.Output, was.Reasoning, was.OutputAudio, was.OutputImage, was.OutputVideo = used.Output, used.Reasoning, used.OutputAudio, used.OutputImage, used.OutputVideo
+		used = was
+	}
+	if was = prior.Usage; used.OutputTotal() == 0 {
+		used.Output, used.Reasoning, used.OutputAudio, used.OutputImage, used.OutputVideo = was.Output, was.Reasoning, was.OutputAudio, was.OutputImage, was.OutputVideo
+	}
+	if r.State == ledger.UsageReportedZero && prior.State != "" {
+		r.State = prior.State
+	}
+	r.Usage = used
+	return r
+}
+
 // readOpenAIUsage reads a usage object of chat completions, completions or embeddings.
 func readOpenAIUsage(usage gjson.Result) Reading {
 	return readTotals(usage, "prompt_tokens", "completion_tokens")

@@ -60,6 +60,7 @@ type openAIMeter struct {
 	created int64
 	open    openChoices
 	done    bool
+	closed  bool  // by its last event
 	interim bool  // the last figures came while a choice was open
 	told    int64 // texts that had come with them
 }
@@ -69,7 +70,7 @@ func newOpenAIMeter() meter { return &openAIMeter{ran: searches{}} }
 // event withholds the usage chunk, which has no choices.
 func (m *openAIMeter) event(data []byte, a *Answer) (withhold, done bool) {
 	if bytes.Equal(data, doneSentinel) {
-		m.done = true
+		m.done, m.closed = true, true
 		return false, true
 	}
 	a.Events++
@@ -95,9 +96,15 @@ func (m *openAIMeter) figures(data []byte, a *Answer) (withhold bool) {
 	if reading.State == "" || !wholeJSON(data) {
 		return false
 	}
-	a.Reading, a.Tier, a.Cost = reading, serviceTier(found[3].Str), toldCost(usage)
-	a.called(ledger.Calls{WebSearch: m.ran.count(usage, a.Model)})
-	m.interim, m.told = !m.open.complete() && found[1].Int() > 0, a.said.pieces
+	// What follows the last event takes nothing back.
+	if !m.closed || a.State == "" {
+		if cost := toldCost(usage); cost != nil {
+			a.Cost = cost
+		}
+		a.Reading, a.Tier = reading.after(a.Reading), serviceTier(found[3].Str)
+		a.called(ledger.Calls{WebSearch: max(a.Usage.Calls.WebSearch, m.ran.count(usage, a.Model))})
+		m.interim, m.told = !m.open.complete() && found[1].Int() > 0, a.said.pieces
+	}
 	if found[1].Exists() && found[1].Int() == 0 {
 		a.Events--
 		return true
@@ -117,10 +124,13 @@ func (m *openAIMeter) choices(choices gjson.Result, said *tally) {
 }
 
 // close counts the searches that were told after the usage, and marks figures that were told on the way: the answer went on behind
-// them.
+// them. A 0 where text was streamed is a figure left out: without any other, nothing was said.
 func (m *openAIMeter) close(a *Answer) {
 	a.called(ledger.Calls{WebSearch: max(a.Usage.Calls.WebSearch, int64(len(m.ran)))})
-	if (m.interim || m.told < a.said.pieces) && a.State == ledger.UsageReported {
+	if a.said.pieces > 0 && a.Usage.Total() == 0 {
+		a.State = ""
+	}
+	if (m.interim || m.told < a.said.pieces || a.said.pieces > 0 && a.Usage.OutputTotal() == 0) && a.State == ledger.UsageReported {
 		a.State = ledger.UsageEstimated
 		a.Usage.Output = max(a.Usage.Output, a.said.tokens()-a.Usage.Reasoning)
 	}

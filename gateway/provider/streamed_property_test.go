@@ -55,7 +55,7 @@ func totals(t *rapid.T, in, out string) object {
 }
 
 // chats draws one answer of chat completions or completions as a body and as streams: the usage in an event of its own, beside the
-// last choice, where Groq has it, and besides in every event before, as it was so far.
+// last choice, where Groq has it, and besides in every event before, as it was so far. Text and no output would contradict each other.
 func chats(t *rapid.T) (body string, streams []string) {
 	tier, usage := drawTier.Draw(t, "tier"), totals(t, "prompt_tokens", "completion_tokens")
 	event := func(choices []object, usage any) object {
@@ -65,13 +65,14 @@ func chats(t *rapid.T) (body string, streams []string) {
 		}
 		return e
 	}
-	text, none := []object{{"index": 0, "delta": object{"content": "hello"}}}, []object{}
+	said := "hello"[:min(5, usage["completion_tokens"].(int))]
+	text, none := []object{{"index": 0, "delta": object{"content": said}}}, []object{}
 	last := []object{{"index": 0, "delta": object{}, "finish_reason": "stop"}}
-	soFar := object{"prompt_tokens": usage["prompt_tokens"], "completion_tokens": 1}
+	soFar := object{"prompt_tokens": usage["prompt_tokens"], "completion_tokens": min(1, len(said))}
 	groq := event(last, nil)
 	groq["x_groq"] = object{"usage": usage}
 	const done = "data: [DONE]\n\n"
-	return event([]object{{"index": 0, "message": object{"content": "hello"}, "finish_reason": "stop"}}, usage).String(), []string{
+	return event([]object{{"index": 0, "message": object{"content": said}, "finish_reason": "stop"}}, usage).String(), []string{
 		eventStream(event(text, nil), event(last, nil), event(none, usage)) + done,
 		eventStream(event(text, nil), event(last, usage)) + done,
 		eventStream(event(text, nil), groq) + done,
