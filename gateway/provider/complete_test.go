@@ -115,3 +115,22 @@ func TestFiguresAreNotTakenBack(t *testing.T) {
 		require.Equal(t, c.want, answer.Reading, name)
 	}
 }
+
+// An answer that is nothing but an error is none, in every protocol.
+func TestAnErrorInSpiteOfItsStatusInEveryProtocol(t *testing.T) {
+	t.Parallel()
+	const failed = `{"error":{"code":503,"message":"overloaded"}}`
+	for _, e := range Metered() {
+		require.Equal(t, ledger.ReasonUpstreamFailed, answerOf(t, e, failed).Finish, e.Path)
+	}
+	require.Equal(t, ledger.ReasonUpstreamFailed, answerOf(t, Messages, `{"type":"error","error":{"type":"overloaded_error"},"request_id":"r"}`).Finish)
+	for e, body := range map[Endpoint]string{
+		Messages:   `{"type":"message","content":[{"type":"text","text":"an error"}]}`,
+		Generate:   `{"candidates":[],"error":{"code":1}}`,
+		Responses:  `{"status":"incomplete","error":{"code":"x"},"output":[]}`,
+		Embeddings: `{"data":[],"error":{"code":1}}`,
+		Speech:     `{"error":null}`,
+	} {
+		require.Equal(t, ledger.ReasonOK, answerOf(t, e, body).Finish, e.Path)
+	}
+}

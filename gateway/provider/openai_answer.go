@@ -11,15 +11,12 @@ import (
 	"tollgate/ledger"
 )
 
-// answerOpenAI reads a plain answer. One that is an error in spite of its status has no choices.
+// answerOpenAI reads a plain answer.
 func answerOpenAI(body []byte, a *Answer) {
-	found := gjson.GetManyBytes(body, "usage", "model", "id", "service_tier", "error", "choices", "data")
+	found := gjson.GetManyBytes(body, "usage", "model", "id", "service_tier")
 	a.Reading = readOpenAIUsage(found[0])
 	a.Model, a.UpstreamID, a.Tier = name(found[1]), name(found[2]), serviceTier(found[3].Str)
 	a.Cost = toldCost(found[0])
-	if found[4].IsObject() && !found[5].IsArray() && !found[6].IsArray() {
-		a.Finish = ledger.ReasonUpstreamFailed
-	}
 	ran := searches{}
 	ran.add(gjson.GetBytes(body, "choices.#.message.executed_tools"))
 	a.called(ledger.Calls{WebSearch: ran.count(found[0], a.Model)})

@@ -53,8 +53,20 @@ func (e Endpoint) ReadAnswer(response *http.Response) ([]byte, Answer, error) {
 	answer := Answer{Finish: ledger.ReasonOK}
 	if text := bytes.TrimPrefix(body, byteOrderMark); wholeJSON(text) {
 		apis[e.Path].answer(text, &answer)
+		if onlyError(text) {
+			answer.Finish = ledger.ReasonUpstreamFailed
+		}
 	}
 	return body, answer, nil
+}
+
+// onlyError reports whether a plain answer is an error in spite of its status: nothing of an answer of any protocol stands beside it.
+func onlyError(body []byte) bool {
+	if !bytes.Contains(body, errorField) || !gjson.GetBytes(body, "error").IsObject() {
+		return false
+	}
+	parts := gjson.GetManyBytes(body, "choices", "data", "output", "content", "candidates", "embedding", "embeddings", "results", "text")
+	return !slices.ContainsFunc(parts, given)
 }
 
 // byteOrderMark may stand before any text, and means nothing.
