@@ -87,6 +87,7 @@ func runGateway(ctx context.Context, config gatewayConfig) (err error) {
 	if err != nil {
 		return err
 	}
+	telemetry.TakeStandard(log)
 	stopPprof, err := servePprof(log)
 	if err != nil {
 		return err

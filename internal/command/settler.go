@@ -57,6 +57,7 @@ func runSettler(ctx context.Context, config settlerConfig) error {
 	if err != nil {
 		return err
 	}
+	telemetry.TakeStandard(log)
 	stopPprof, err := servePprof(log)
 	if err != nil {
 		return err
