@@ -69,22 +69,22 @@ type body struct {
 	size   int64
 }
 
-// read takes a body whole, of at most so many bytes; a larger one is a *http.MaxBytesError. It wraps errBodiesFull.
-func (b *bodies) read(w http.ResponseWriter, r *http.Request, limit int64) (*body, error) {
-	reader := http.MaxBytesReader(w, r.Body, limit)
-	if r.ContentLength > 0 && r.ContentLength <= min(limit, inlineBody) {
-		memory := make([]byte, r.ContentLength)
+// read takes a body whole, of length bytes where that is not negative, of at most limit bytes; a larger one is a *http.MaxBytesError. It wraps errBodiesFull.
+func (b *bodies) read(w http.ResponseWriter, from io.ReadCloser, length, limit int64) (*body, error) {
+	reader := http.MaxBytesReader(w, from, limit)
+	if length > 0 && length <= min(limit, inlineBody) {
+		memory := make([]byte, length)
 		_, err := io.ReadFull(reader, memory)
-		return &body{memory: memory, size: r.ContentLength}, err
+		return &body{memory: memory, size: length}, err
 	}
 	var head []byte
-	if r.ContentLength <= 0 {
+	if length <= 0 {
 		var err error
 		if head, err = io.ReadAll(io.LimitReader(reader, inlineBody)); err != nil || len(head) < inlineBody {
 			return &body{memory: head, size: int64(len(head))}, err
 		}
 	}
-	if r.ContentLength <= limit && r.ContentLength > b.most-b.used.Load() {
+	if length <= limit && length > b.most-b.used.Load() {
 		return nil, errBodiesFull
 	}
 	return b.store(head, reader)

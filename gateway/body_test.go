@@ -1,10 +1,13 @@
 package gateway
 
 import (
+	"bufio"
 	"bytes"
 	"crypto/rand"
 	"encoding/base64"
+	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -12,6 +15,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	"github.com/tidwall/gjson"
@@ -118,4 +122,50 @@ func TestLeftBodiesAreRemoved(t *testing.T) {
 	left, err := os.ReadDir(dir)
 	require.NoError(t, err)
 	require.Len(t, left, 1)
+}
+
+// A caller that stops in the middle of its body gives back the room that it took, and is told so; the deadline is not that of the
+// answer.
+func TestStalledBody(t *testing.T) {
+	t.Parallel()
+	w := begin(t, func(rw http.ResponseWriter, r *http.Request) {
+		_, _ = io.Copy(io.Discard, r.Body)
+		time.Sleep(700 * time.Millisecond) // longer than the caller's time, as answers are
+		plain(rw, r)
+	})
+	w.config.MaxBody, w.config.CallerTimeout = 2<<20, 500*time.Millisecond
+	w.run(roomy)
+	for name, sent := range map[string]string{"small": "{", "large": `{"pad":"` + strings.Repeat("x", 1<<20)} {
+		conn, err := net.Dial("tcp", strings.TrimPrefix(w.url, "http://"))
+		require.NoError(t, err, name)
+		require.NoError(t, conn.SetDeadline(time.Now().Add(patience)))
+		_, err = fmt.Fprintf(conn, "POST %s HTTP/1.1\r\nHost: t\r\nAuthorization: Bearer %s\r\nContent-Length: %d\r\n\r\n%s", chatPath, callerSecret, len(sent)+10, sent)
+		require.NoError(t, err, name)
+		response, err := http.ReadResponse(bufio.NewReader(conn), nil)
+		require.NoError(t, err, name)
+		text, err := io.ReadAll(response.Body)
+		require.NoError(t, err, name)
+		require.Equal(t, 408, response.StatusCode, string(text))
+		require.True(t, response.Close)
+		require.Equal(t, "BODY_TIMEOUT", gjson.GetBytes(text, "tollgate.reason").Str)
+		require.Contains(t, gjson.GetBytes(text, "error.message").Str, "500ms")
+		require.NoError(t, conn.Close())
+	}
+	require.Zero(t, w.gateway.bodies.used.Load())
+
+	slow, feed := io.Pipe()
+	go func() {
+		for piece := range strings.SplitAfterSeq(chatBody(""), ",") {
+			time.Sleep(200 * time.Millisecond) // each in time, all of them not
+			_, _ = io.WriteString(feed, piece)
+		}
+		_ = feed.Close()
+	}()
+	r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, w.url+chatPath, slow)
+	require.NoError(t, err)
+	r.Header.Set("Authorization", "Bearer "+callerSecret)
+	response, err := w.client.Do(r)
+	require.NoError(t, err)
+	require.NoError(t, response.Body.Close())
+	require.Equal(t, 200, response.StatusCode)
 }

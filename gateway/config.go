@@ -22,7 +22,7 @@ type Config struct {
 	// DownAfter is how long failures in a row go on before a provider's key is left alone for a moment.
 	DownAfter       time.Duration `env:"TOLLGATE_UPSTREAM_DOWN_AFTER" envDefault:"10s"`
 	ShutdownTimeout time.Duration `env:"TOLLGATE_SHUTDOWN_TIMEOUT" envDefault:"30s"` // for answers in progress and the flush
-	CallerTimeout   time.Duration `env:"TOLLGATE_CALLER_TIMEOUT" envDefault:"1m"`    // for a caller that does not read its stream
+	CallerTimeout   time.Duration `env:"TOLLGATE_CALLER_TIMEOUT" envDefault:"1m"`    // for a caller that does not read its stream, or write its body
 	DrainTimeout    time.Duration `env:"TOLLGATE_DRAIN_TIMEOUT" envDefault:"2m"`     // for a stream that is read on without its caller
 	Drains          int           `env:"TOLLGATE_DRAINS" envDefault:"256"`           // such streams at once
 	RefusalsEvery   time.Duration `env:"TOLLGATE_REFUSALS_EVERY" envDefault:"10s"`   // between two records of what was refused

@@ -106,7 +106,7 @@ func TestWhatARefusalTells(t *testing.T) {
 func TestKinds(t *testing.T) {
 	t.Parallel()
 	anthropicTypes := map[int]string{
-		400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error", 413: "request_too_large",
+		400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error", 408: "invalid_request_error", 413: "request_too_large",
 		429: "rate_limit_error", 499: "invalid_request_error", 500: "api_error", 502: "api_error", 503: "overloaded_error", 504: "timeout_error",
 	}
 	for _, reason := range []ledger.Reason{
@@ -114,7 +114,7 @@ func TestKinds(t *testing.T) {
 		ledger.ReasonDisabledKey, ledger.ReasonExpiredKey, ledger.ReasonUnknownModel, ledger.ReasonUnknownPlan, ledger.ReasonUnknownRoute, ledger.ReasonUnknownObject,
 		ledger.ReasonBadRequest, ledger.ReasonRebuilding, ledger.ReasonDegraded, ledger.ReasonLimiterDown, ledger.ReasonEventLogDown,
 		ledger.ReasonShuttingDown, ledger.ReasonUpstreamFailed, ledger.ReasonUpstreamTimeout, ledger.ReasonUpstreamCut, ledger.ReasonClientGone,
-		ledger.ReasonBodyTooLarge, ledger.ReasonInternal,
+		ledger.ReasonBodyTooLarge, ledger.ReasonBodyTimeout, ledger.ReasonInternal,
 	} {
 		k := kindOf(reason)
 		require.Equal(t, anthropicTypes[k.status], k.anthropicType, reason)
@@ -124,7 +124,7 @@ func TestKinds(t *testing.T) {
 			_, header, _ := golden(d, problem{reason: reason})
 			wait := header.Get("Retry-After") != ""
 			require.Equal(t, k.status == 429 || k.status == 503, wait, reason)
-			require.Equal(t, !wait && k.status < 500, header.Get("X-Should-Retry") == "false", reason)
+			require.Equal(t, !wait && k.status < 500 && k.status != 408, header.Get("X-Should-Retry") == "false", reason)
 		}
 	}
 }

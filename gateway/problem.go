@@ -48,6 +48,8 @@ func kindOf(reason ledger.Reason) kind {
 		return kind{http.StatusBadRequest, invalid, "invalid_request", invalid}
 	case ledger.ReasonRequestTooLarge, ledger.ReasonBodyTooLarge:
 		return kind{http.StatusRequestEntityTooLarge, invalid, "request_too_large", "request_too_large"}
+	case ledger.ReasonBodyTimeout:
+		return kind{http.StatusRequestTimeout, invalid, "request_timeout", invalid}
 	case ledger.ReasonUpstreamFailed, ledger.ReasonUpstreamCut:
 		return kind{http.StatusBadGateway, server, "upstream_failed", "api_error"}
 	case ledger.ReasonUpstreamTimeout:
@@ -90,7 +92,7 @@ func adviceOn(p *problem, k kind) advice {
 	case k.status == http.StatusServiceUnavailable || k.status == http.StatusTooManyRequests:
 		return advice{wait: time.Second}
 	default:
-		return advice{hopeless: k.status < http.StatusInternalServerError}
+		return advice{hopeless: k.status < http.StatusInternalServerError && k.status != http.StatusRequestTimeout}
 	}
 }
 

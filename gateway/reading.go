@@ -4,7 +4,11 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
+	"io"
 	"net/http"
+	"os"
+	"time"
 
 	"tollgate/gateway/provider"
 	"tollgate/ledger"
@@ -15,7 +19,7 @@ import (
 // still being read would cut the answer.
 func (x *exchange) parse() bool {
 	var err error
-	if x.body, err = x.g.bodies.read(x.w, x.r, x.g.config.MaxBody); err == nil {
+	if x.body, err = x.takeBody(); err == nil {
 		err = x.withRequest(x.r.Context(), x.keep)
 	}
 	if err == nil {
@@ -31,6 +35,57 @@ func (x *exchange) parse() bool {
 	return false
 }
 
+// takeBody reads the body of a caller that sends it: one that stops would keep what has come of it for ever.
+func (x *exchange) takeBody() (*body, error) {
+	if x.r.Body == http.NoBody {
+		return &body{}, nil
+	}
+	sent := &pacedBody{ReadCloser: x.r.Body, reader: http.NewResponseController(x.w), wait: x.g.config.CallerTimeout}
+	sent.renew()
+	taken, err := x.g.bodies.read(x.w, sent, x.r.ContentLength, x.g.config.MaxBody)
+	switch {
+	case err == nil:
+		sent.end()
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		x.w.Header().Set("Connection", "close")
+		err = fmt.Errorf("%w within %s", errBodyLate, x.g.config.CallerTimeout)
+	}
+	return taken, err
+}
+
+// errBodyLate is wrapped by errors for a body that stopped coming.
+var errBodyLate = errors.New("the body did not go on")
+
+// pacedBody is a body whose pieces must follow each other in time.
+type pacedBody struct {
+	io.ReadCloser
+	reader *http.ResponseController
+	wait   time.Duration // 0: the connection has no deadlines
+	until  time.Time     // the deadline that is set
+}
+
+// Read puts the deadline off when half of the time has passed.
+func (b *pacedBody) Read(p []byte) (int, error) {
+	b.renew()
+	return b.ReadCloser.Read(p)
+}
+
+func (b *pacedBody) renew() {
+	if now := time.Now(); b.wait > 0 && b.until.Sub(now) < b.wait/2 {
+		b.until = now.Add(b.wait)
+		if err := b.reader.SetReadDeadline(b.until); err != nil {
+			b.wait = 0
+		}
+	}
+}
+
+// end takes the deadline back: the server watches the connection for its caller's leaving from now on.
+func (b *pacedBody) end() {
+	if b.wait > 0 {
+		_ = b.reader.SetReadDeadline(time.Time{}) // it took one before
+	}
+}
+
 // bodyProblem is what the caller is told of a body that cannot be taken, read or sent on.
 func bodyProblem(err error) problem {
 	var tooLarge *http.MaxBytesError
@@ -38,6 +93,8 @@ func bodyProblem(err error) problem {
 	switch {
 	case errors.As(err, &tooLarge):
 		return problem{reason: ledger.ReasonBodyTooLarge, message: "the body is larger than the gateway accepts"}
+	case errors.Is(err, errBodyLate):
+		return problem{reason: ledger.ReasonBodyTimeout, message: err.Error() + ", nothing was spent"}
 	case errors.Is(err, errBodiesFull):
 		return problem{reason: ledger.ReasonBodiesFull, message: "there is no room for large bodies at the moment, nothing was spent"}
 	case errors.As(err, &bad):

@@ -89,7 +89,7 @@ func (x *exchange) countRefusal() {
 func isRefusal(reason ledger.Reason) bool {
 	switch reason {
 	case ledger.ReasonOK, ledger.ReasonUnknownKey, ledger.ReasonUnknownRoute, ledger.ReasonUnknownObject, ledger.ReasonBadRequest,
-		ledger.ReasonBodyTooLarge, ledger.ReasonBodiesFull,
+		ledger.ReasonBodyTooLarge, ledger.ReasonBodyTimeout, ledger.ReasonBodiesFull,
 		ledger.ReasonEventLogDown, ledger.ReasonShuttingDown, ledger.ReasonUpstreamFailed, ledger.ReasonUpstreamTimeout,
 		ledger.ReasonUpstreamLimited, ledger.ReasonUpstreamDown, ledger.ReasonUpstreamCut, ledger.ReasonClientGone, ledger.ReasonInternal:
 		return false

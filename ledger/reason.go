@@ -46,6 +46,7 @@ const (
 	ReasonUpstreamCut     Reason = "UPSTREAM_CUT"     // the provider's answer broke off
 	ReasonClientGone      Reason = "CLIENT_GONE"      // the caller left before the answer was complete
 	ReasonBodyTooLarge    Reason = "BODY_TOO_LARGE"   // the request body is larger than the gateway accepts
+	ReasonBodyTimeout     Reason = "BODY_TIMEOUT"     // the caller stopped sending its body
 	ReasonBodiesFull      Reason = "BODIES_FULL"      // the disk has no room for one more large body
 	ReasonInternal        Reason = "INTERNAL"         // a bug; a person must look
 )
