@@ -273,17 +273,23 @@ func TestShortWait(t *testing.T) {
 	t.Parallel()
 	var calls atomic.Int64
 	w := start(t, roomy, func(rw http.ResponseWriter, r *http.Request) {
-		if calls.Add(1) == 1 {
+		switch calls.Add(1) {
+		case 1:
 			rw.Header().Set("Retry-After-Ms", "30")
 			rw.WriteHeader(429)
-			return
+		case 3:
+			rw.Header().Set("Retry-After", "0") // at once
+			rw.WriteHeader(503)
+		default:
+			plain(rw, r)
 		}
-		plain(rw, r)
 	})
 	start := time.Now()
 	require.Equal(t, 200, w.chat("").StatusCode)
 	require.GreaterOrEqual(t, time.Since(start), 30*time.Millisecond)
 	require.Equal(t, 2, w.events(4)[event.KindUsed][0].Reservation.Attempt)
+	require.Equal(t, 200, w.chat("").StatusCode)
+	require.Equal(t, int64(4), calls.Load())
 }
 
 // Limits of a provider's key are judged with all others, and a key without room is passed over.

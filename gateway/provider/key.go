@@ -120,13 +120,13 @@ func (h *health) answered(model string, status int, header http.Header, now time
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.probedLocked(model)
-	told, waits := RetryAfter(header, now)
+	told, _ := RetryAfter(header, now)
 	switch {
 	case status == http.StatusUnauthorized:
 		h.restLocked("", CauseRefused, 0, now)
 	case status == http.StatusForbidden:
 		h.restLocked(model, CauseRefused, 0, now)
-	case status == http.StatusTooManyRequests, unavailable(status) && waits:
+	case status == http.StatusTooManyRequests, unavailable(status) && told > 0:
 		h.restLocked(model, CauseLimited, told, now)
 	case unavailable(status):
 		h.failedLocked(model, now, down)

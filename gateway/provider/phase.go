@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"net/http"
 	"strconv"
 	"strings"
@@ -128,15 +129,19 @@ func (b *answerBody) Close() error {
 	return err
 }
 
-// RetryAfter is how long a provider tells to wait, false when it does not: in milliseconds, in seconds, or until a date.
+// RetryAfter is how long a provider tells to wait, false when it does not: in milliseconds, in seconds, or until a date. 0 is at
+// once, as is what lies in the past.
 func RetryAfter(header http.Header, now time.Time) (time.Duration, bool) {
-	if ms, err := strconv.ParseFloat(strings.TrimSpace(header.Get("Retry-After-Ms")), 64); err == nil && ms > 0 && ms < 1e12 {
-		return time.Duration(ms * float64(time.Millisecond)), true
+	if ms, err := strconv.ParseFloat(strings.TrimSpace(header.Get("Retry-After-Ms")), 64); err == nil && ms < 1e12 {
+		return time.Duration(max(0, ms) * float64(time.Millisecond)), true
 	}
 	text := strings.TrimSpace(header.Get("Retry-After"))
-	if s, err := strconv.ParseFloat(text, 64); err == nil {
-		return time.Duration(min(s, 1e9) * float64(time.Second)), s > 0
+	if s, err := strconv.ParseFloat(text, 64); err == nil && !math.IsNaN(s) {
+		return time.Duration(min(max(0, s), 1e9) * float64(time.Second)), true
 	}
 	at, err := http.ParseTime(text)
-	return at.Sub(now), err == nil && at.After(now)
+	if err != nil {
+		return 0, false
+	}
+	return max(0, at.Sub(now)), true
 }
