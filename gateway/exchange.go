@@ -224,11 +224,19 @@ func (x *exchange) passReleased(response *http.Response) {
 		x.problem(brokeOff(answer.Finish, err))
 		return
 	}
+	defer body.Close()
+	x.passError(response, body)
+}
+
+// passError passes on an answer that is no success, without the provider's keys, which it can be searched for only as a whole.
+func (x *exchange) passError(response *http.Response, body *provider.Body) {
+	if body.Rest != nil {
+		x.problem(problem{reason: ledger.ReasonUpstreamFailed, message: "the provider answered with an error that is too large to be passed on"})
+		return
+	}
 	x.reason = ledger.ReasonUpstreamFailed
 	x.writeHeader(response)
-	if _, err := x.w.Write(x.verdict.Upstream.Hide(body)); err != nil {
-		x.reason = ledger.ReasonClientGone
-	}
+	x.pass(&provider.Body{Text: x.verdict.Upstream.Hide(body.Text)})
 }
 
 func isMedia(header http.Header, want string) bool {
@@ -249,10 +257,12 @@ func (x *exchange) passBody(response *http.Response) {
 		x.problem(brokeOff(answer.Finish, err))
 		return
 	}
-	x.writeHeader(response)
-	if _, err := x.w.Write(body); err != nil {
-		x.reason = ledger.ReasonClientGone
+	defer body.Close()
+	if body.Rest != nil {
+		x.g.log.Warn("answer is too large to be metered, the estimate is charged", "request_id", x.verdict.Reservation.ID)
 	}
+	x.writeHeader(response)
+	x.pass(body)
 }
 
 func (x *exchange) writeHeader(response *http.Response) {

@@ -7,7 +7,6 @@ import (
 
 	"tollgate/gateway/admission"
 	"tollgate/gateway/provider"
-	"tollgate/ledger"
 	"tollgate/ledger/event"
 )
 
@@ -66,13 +65,13 @@ func (x *exchange) passFree(response *http.Response) {
 		x.problem(brokeOff(answer.Finish, err))
 		return
 	}
+	defer body.Close()
 	if response.StatusCode >= http.StatusMultipleChoices {
-		x.reason, body = ledger.ReasonUpstreamFailed, x.verdict.Upstream.Hide(body)
+		x.passError(response, body)
+		return
 	}
 	x.writeHeader(response)
-	if _, err := x.w.Write(body); err != nil {
-		x.reason = ledger.ReasonClientGone
-	}
+	x.pass(body)
 }
 
 // finishFree writes the one line about the request. It is no decision: no limit was asked.

@@ -160,10 +160,10 @@ func TestRecordedMessages(t *testing.T) {
 			streams++
 			passed, answer = relayMessage(t, e.Response)
 		} else {
-			var body []byte
+			var body *Body
 			body, answer, err = Messages.ReadAnswer(&http.Response{Body: io.NopCloser(strings.NewReader(e.Response)), ContentLength: -1})
 			require.NoError(t, err, e.ID)
-			passed = string(body)
+			passed = string(body.Text)
 		}
 		require.Equal(t, e.Response, passed, e.ID)
 		model, id, usage := told(t, e)

@@ -31,7 +31,7 @@ func TestLongNamesOfAnAnswerAreCut(t *testing.T) {
 		body := fmt.Sprintf(`{"id":%q,"model":%q,%s}`, long, "a"+long, usage)
 		got, answer, err := Chat.ReadAnswer(&http.Response{Body: io.NopCloser(strings.NewReader(body)), ContentLength: -1})
 		require.NoError(t, err)
-		require.Equal(t, body, string(got), "the caller has the whole answer")
+		require.Equal(t, body, string(got.Text), "the caller has the whole answer")
 		check(t, answer)
 	})
 	t.Run("stream", func(t *testing.T) {

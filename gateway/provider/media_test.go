@@ -110,7 +110,7 @@ func TestAnswersOfMedia(t *testing.T) {
 	} {
 		body, answer, err := c.endpoint.ReadAnswer(&http.Response{Body: io.NopCloser(strings.NewReader(c.body)), ContentLength: -1})
 		require.NoError(t, err, name)
-		require.Equal(t, c.body, string(body), name)
+		require.Equal(t, c.body, string(body.Text), name)
 		require.Equal(t, c.want, answer.Reading, name)
 	}
 	streamed := "data: {\"type\":\"image_generation.partial_image\"}\n\n" +

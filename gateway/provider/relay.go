@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net/http"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -32,42 +31,6 @@ type Answer struct {
 
 // ErrUpstreamCut is wrapped by errors for an answer that broke off.
 var ErrUpstreamCut = errors.New("the provider's answer broke off")
-
-// maxAnswer bounds a plain answer that is read whole before it is passed on.
-const maxAnswer = 256 << 20
-
-// ReadAnswer reads a plain answer whole and meters it. An error wraps ErrUpstreamCut; nothing has reached the caller then.
-func (e Endpoint) ReadAnswer(response *http.Response) ([]byte, Answer, error) {
-	var buffer bytes.Buffer
-	if n := response.ContentLength; n > 0 && n < maxAnswer {
-		buffer.Grow(int(n) + bytes.MinRead)
-	}
-	n, err := io.Copy(&buffer, io.LimitReader(response.Body, maxAnswer+1))
-	if err != nil {
-		return nil, Answer{Finish: cutReason(err)}, fmt.Errorf("%w: %w", ErrUpstreamCut, err)
-	}
-	if n > maxAnswer {
-		return nil, Answer{Finish: ledger.ReasonUpstreamCut}, fmt.Errorf("%w: it is larger than %d bytes", ErrUpstreamCut, maxAnswer)
-	}
-	body := buffer.Bytes()
-	answer := Answer{Finish: ledger.ReasonOK}
-	if text := bytes.TrimPrefix(body, byteOrderMark); wholeJSON(text) {
-		apis[e.Path].answer(text, &answer)
-		if onlyError(text) {
-			answer.Finish = ledger.ReasonUpstreamFailed
-		}
-	}
-	return body, answer, nil
-}
-
-// onlyError reports whether a plain answer is an error in spite of its status: nothing of an answer of any protocol stands beside it.
-func onlyError(body []byte) bool {
-	if !bytes.Contains(body, errorField) || !gjson.GetBytes(body, "error").IsObject() {
-		return false
-	}
-	parts := gjson.GetManyBytes(body, "choices", "data", "output", "content", "candidates", "embedding", "embeddings", "results", "text")
-	return !slices.ContainsFunc(parts, given)
-}
 
 // byteOrderMark may stand before any text, and means nothing.
 var byteOrderMark = []byte("\xef\xbb\xbf")
@@ -115,15 +78,15 @@ const slack = 16
 
 func (t *tally) slack() ledger.Tokens { return slack + ledger.Tokens(t.largest/2) }
 
-// Bounds on what is held back of an event that is not whole yet: a larger one, or one that comes when all streams together hold
+// Bounds on what is held back of an event that is not whole yet: a larger one, or one that comes when all answers together hold
 // back too much, is passed on in pieces, unmetered. An image is one event.
 const (
-	bufferSize  = 16 << 10 // that each stream has anyway
+	bufferSize  = 16 << 10 // that each answer has anyway
 	maxEvent    = 16 << 20
 	maxHeldBack = 256 << 20
 )
 
-// heldBack is what all streams have beyond their first buffers.
+// heldBack is what all answers, streams and plain ones, have beyond their first buffers.
 var heldBack atomic.Int64
 
 // stream relays the events of a stream.

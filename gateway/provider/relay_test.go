@@ -311,7 +311,13 @@ func TestReadAnswer(t *testing.T) {
 	t.Parallel()
 	read := func(body io.Reader, length int64) (string, Answer, error) {
 		data, answer, err := Chat.ReadAnswer(&http.Response{Body: io.NopCloser(body), ContentLength: length})
-		return string(data), answer, err
+		if err != nil {
+			require.Nil(t, data)
+			return "", answer, err
+		}
+		defer data.Close()
+		require.Nil(t, data.Rest)
+		return string(data.Text), answer, nil
 	}
 	const text = `{"id":"c-1","model":"m-1","usage":{"prompt_tokens":12,"completion_tokens":34}}`
 	body, answer, err := read(strings.NewReader(text), -1)

@@ -108,7 +108,7 @@ func TestAnswersOfResponses(t *testing.T) {
 		c.want.Model, c.want.UpstreamID = "gpt-5-2025-08-07", "resp_1"
 		body, answer, err := Responses.ReadAnswer(&http.Response{Body: io.NopCloser(strings.NewReader(c.body)), ContentLength: -1})
 		require.NoError(t, err, name)
-		require.Equal(t, c.body, string(body), name)
+		require.Equal(t, c.body, string(body.Text), name)
 		require.Equal(t, c.want, answer, name)
 	}
 }
