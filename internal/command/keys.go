@@ -128,7 +128,11 @@ func createKey(c *cobra.Command, key pg.Key) error {
 	return changeDirectory(c, func(ctx context.Context, store *pg.Store) error {
 		secret := keys.NewSecret()
 		key.ID, key.Hash = keys.NewID(), keys.Hash(secret)
-		if err := store.CreateKey(ctx, key); err != nil {
+		err := store.CreateKey(ctx, key)
+		if errors.Is(err, pg.ErrAppUnknown) {
+			return fmt.Errorf("create key: app %q: %w; create it first: tollgate app create %s", key.App, pg.ErrAppUnknown, key.App)
+		}
+		if err != nil {
 			return err
 		}
 		fmt.Fprintf(c.ErrOrStderr(), "key %s of app %s created; the secret is shown once:\n", key.ID, key.App)

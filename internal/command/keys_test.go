@@ -78,7 +78,7 @@ func TestKeyAndAppErrors(t *testing.T) {
 		"app create a/b":                                         "a/b",
 		"app disable nobody":                                     `disable app "nobody": no such app`,
 		"app enable nobody":                                      "no such app",
-		"key create --app nobody":                                "no such app",
+		"key create --app nobody --name x":                       `app "nobody": no such app; create it first: tollgate app create nobody`,
 		"key create --app checkout --expires never":              `--expires: "never" is no duration`,
 		"key create --app checkout --expires 2001-01-01":         "--expires: 2001-01-01 lies in the past",
 		"key create --app checkout --expires -1h":                "--expires",

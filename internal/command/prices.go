@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -64,22 +65,31 @@ func readPriceFile(path string, ask importAsk, now time.Time) (*price.Sheet, err
 	if err != nil {
 		return nil, fmt.Errorf("prices: %w", err)
 	}
+	if len(bytes.TrimSpace(data)) == 0 {
+		return nil, fmt.Errorf("prices %s: the file is empty", path)
+	}
+	sheet, err := parsePrices(data, ask, now)
+	var wrong *json.SyntaxError
+	switch {
+	case errors.Is(err, io.ErrUnexpectedEOF):
+		return nil, fmt.Errorf("prices %s: the file is cut: it ends at byte %d, in the middle: %w", path, len(data), err)
+	case errors.As(err, &wrong):
+		return nil, fmt.Errorf("prices %s: at byte %d: %w", path, wrong.Offset, err)
+	case err != nil:
+		return nil, fmt.Errorf("prices %s: %w", path, err)
+	}
+	return sheet, nil
+}
+
+func parsePrices(data []byte, ask importAsk, now time.Time) (*price.Sheet, error) {
 	if !bytes.HasPrefix(bytes.TrimSpace(data), []byte("[")) {
-		sheet, err := price.ParseSheet(data)
-		if err != nil {
-			return nil, fmt.Errorf("prices %s: %w", path, err)
-		}
-		return sheet, nil
+		return price.ParseSheet(data)
 	}
 	source := price.Source{Name: ask.name, Date: ask.date}
 	if source.Date == "" {
 		source.Date = now.UTC().Format(time.DateOnly)
 	}
-	sheet, err := price.Import(data, source)
-	if err != nil {
-		return nil, fmt.Errorf("prices %s: %w", path, err)
-	}
-	return sheet, nil
+	return price.Import(data, source)
 }
 
 // published is what was published over the built-in book so far, and the revision that it stands at.

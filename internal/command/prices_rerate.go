@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strings"
 	"text/tabwriter"
 	"time"
 
@@ -63,6 +64,17 @@ func (a *rerateAsk) filter() (pg.PricedFilter, error) {
 	return filter, err
 }
 
+// narrowing is the flags that choose requests, as they were given.
+func (a *rerateAsk) narrowing() string {
+	var given []string
+	for _, flag := range [][2]string{{"--provider", a.provider}, {"--model", a.model}, {"--from", a.from}, {"--to", a.to}} {
+		if flag[1] != "" {
+			given = append(given, flag[0]+" "+flag[1])
+		}
+	}
+	return strings.Join(given, " ")
+}
+
 func reratePast(c *cobra.Command, ask rerateAsk) error {
 	ctx := c.Context()
 	filter, err := ask.filter()
@@ -93,6 +105,9 @@ func reratePast(c *cobra.Command, ask rerateAsk) error {
 	report, err := r.Run(ctx)
 	if report != nil {
 		showRerated(c.OutOrStdout(), report, ask.post)
+		if flags := ask.narrowing(); err == nil && report.Looked == 0 && flags != "" {
+			fmt.Fprintf(c.OutOrStdout(), "0 settled requests match %s\n", flags)
+		}
 	}
 	if err != nil && report != nil && report.Posted > 0 {
 		return fmt.Errorf("%w; %d adjustments are on the stream and count when they are settled: run it again for the rest", err, report.Posted)
