@@ -1,12 +1,15 @@
 package command
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -14,7 +17,9 @@ import (
 	"github.com/spf13/cobra"
 
 	"tollgate/gateway"
+	"tollgate/gateway/admission"
 	"tollgate/internal/telemetry"
+	"tollgate/ledger"
 	"tollgate/ledger/policy"
 )
 
@@ -109,8 +114,39 @@ func checkPolicy(out io.Writer, path string) ([]byte, error) {
 	for _, w := range p.Warnings() {
 		fmt.Fprintf(out, "%s: %s (warning)\n", path, w)
 	}
+	unpriced, err := unpricedModels(p, time.Now())
+	if err != nil {
+		return nil, err
+	}
+	for _, w := range unpriced {
+		fmt.Fprintf(out, "%s: %s (warning)\n", path, w)
+	}
 	fmt.Fprintf(out, "%s: ok, revision %s, %d limits\n", path, p.Revision, len(p.Limits))
 	return data, nil
+}
+
+// unpricedModels warns, by line, of models that a money budget over all of them refuses, because neither the built-in book nor the
+// policy has a price. What was published over the book is not asked: a file is checked without a connection.
+func unpricedModels(p *policy.Policy, now time.Time) (policy.Problems, error) {
+	i := slices.IndexFunc(p.Limits, func(l *policy.Limit) bool { return l.Unit() == ledger.UnitUSD && !l.Shadow && len(l.Match) == 0 })
+	if i < 0 {
+		return nil, nil
+	}
+	book, err := admission.BookOf(nil, p)
+	if err != nil {
+		return nil, err
+	}
+	var found policy.Problems
+	for _, m := range p.Models {
+		if _, priced := book.Find(m.Provider, m.Upstream, now); !priced {
+			found = append(found, policy.Problem{
+				Line: m.Line, Field: "models." + m.Name,
+				Message: fmt.Sprintf("neither the built-in book nor the policy has a price of it, and the budget %s counts money: unless one was imported it is refused; add it under prices", p.Limits[i].Name),
+			})
+		}
+	}
+	slices.SortFunc(found, func(a, b policy.Problem) int { return cmp.Or(a.Line-b.Line, strings.Compare(a.Field, b.Field)) })
+	return found, nil
 }
 
 func withBucket(ctx context.Context, work func(context.Context, jetstream.KeyValue) error) error {

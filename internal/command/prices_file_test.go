@@ -13,8 +13,8 @@ import (
 func TestUnreadablePriceFiles(t *testing.T) {
 	t.Parallel()
 	for text, want := range map[string]string{
-		"":                            "the file is empty",
-		" \n":                         "the file is empty",
+		"":                             "the file is empty",
+		" \n":                          "the file is empty",
 		`{"format":"tollgate-prices/1`: "the file is cut: it ends at byte 28, in the middle",
 		`[{"id":"openai",`:             "the file is cut: it ends at byte 16, in the middle",
 		`[{"id":x}]`:                   "at byte 8: ",

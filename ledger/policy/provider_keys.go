@@ -49,6 +49,11 @@ func (p *Provider) readKeys(rec record) {
 		if rec.isMap() && key.Env == "" && key.File == "" {
 			rec.fail("no key: give api_key_env or api_key_file")
 		}
+		for _, other := range p.Keys {
+			if (key.Env != "" || key.File != "") && other.Env == key.Env && other.File == key.File {
+				item.warn("the key %s has the same secret as %s, from the same place: what one is limited or refused, the other is too", quote(key.Name), quote(other.Name))
+			}
+		}
 		if v, ok := rec.get("weight"); ok {
 			n, _ := v.count("shares", 1, maxWeight)
 			key.Weight = int(n)
