@@ -97,7 +97,7 @@ func (x *exchange) worthAnother(response *http.Response) (wait time.Duration, ok
 	switch response.StatusCode {
 	case http.StatusUnauthorized, http.StatusForbidden:
 		refused = true
-	case http.StatusTooManyRequests, http.StatusServiceUnavailable, statusOverloaded:
+	case http.StatusTooManyRequests, http.StatusServiceUnavailable, provider.StatusOverloaded:
 	default:
 		return 0, false
 	}
@@ -116,9 +116,6 @@ func (x *exchange) worthAnother(response *http.Response) (wait time.Duration, ok
 	}
 	return told + told/8 + 10*time.Millisecond, true // a key rests a little longer than it was told
 }
-
-// statusOverloaded is Anthropic's for having no room.
-const statusOverloaded = 529
 
 func (x *exchange) mayRetry() bool {
 	return x.attempts.retries < x.verdict.Provider.Retries && x.r.Context().Err() == nil && !x.g.stopping.Load()

@@ -13,7 +13,7 @@
 
 local mark_app, mark_shared, reservation = KEYS[1], KEYS[2], KEYS[3]
 local generation, tokens, nanousd = ARGV[1], ARGV[2], ARGV[3]
-local call, format, match, sub, floor = redis.call, string.format, string.match, string.sub, math.floor
+local call, format, match = redis.call, string.format, string.match
 
 local texts = call('MGET', mark_app, mark_shared, reservation)
 local record = texts[3]
@@ -38,28 +38,6 @@ if more_tokens == 0 and more_nanousd == 0 then
 end
 local more = {t = format('%d', more_tokens), n = format('%d', more_nanousd)}
 
--- A decimal string as two numbers that a double holds exactly: billions and the rest.
-local function split(text)
-  local sign = 1
-  if sub(text, 1, 1) == '-' then
-    sign, text = -1, sub(text, 2)
-  end
-  if #text <= 9 then
-    return 0, sign * text
-  end
-  return sign * sub(text, 1, -10), sign * sub(text, -9)
-end
-
--- used + held + needed <= limit, exact for any int64.
-local function fits(used, held, needed, limit)
-  local hi, lo = split(limit)
-  for _, text in ipairs({used, held, needed}) do
-    local h, l = split(text)
-    hi, lo = hi - h, lo - l
-  end
-  return hi + floor(lo / 1000000000) >= 0
-end
-
 local reply, full, refused, place, at = {1}, {}, false, 0, 3
 for i = 4, #KEYS do
   local c = call('HMGET', KEYS[i], 'held_tokens', 'held_nanousd', 'used_tokens', 'used_nanousd')
@@ -68,7 +46,7 @@ for i = 4, #KEYS do
   end
   local held, used = {t = c[1], n = c[2]}, {t = c[3] or '0', n = c[4] or '0'}
   -- Where Redis's own addition would overflow, it is said before the first write.
-  if not fits('0', held.t, more.t, '9223372036854775807') or not fits('0', held.n, more.n, '9223372036854775807') then
+  if not fits_wide('0', held.t, more.t, '9223372036854775807') or not fits_wide('0', held.n, more.n, '9223372036854775807') then
     return redis.error_reply('ERR held amounts of ' .. KEYS[i] .. ' would overflow')
   end
   local letters = ARGV[at + 1]
@@ -77,7 +55,7 @@ for i = 4, #KEYS do
     local letter = sub(letters, j, j)
     local unit = string.lower(letter)
     at, place = at + 1, place + 1
-    if not fits(used[unit], held[unit], more[unit], ARGV[at]) then
+    if not fits_wide(used[unit], held[unit], more[unit], ARGV[at]) then
       full[#full + 1] = place
       refused = refused or letter == unit
     end

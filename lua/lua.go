@@ -58,6 +58,8 @@ var (
 	ratesSource string
 	//go:embed rate_sets.lua
 	rateSetsSource string
+	//go:embed decimal.lua
+	decimalSource string
 	//go:embed reserve.lua
 	reserveSource string
 	//go:embed extend.lua
@@ -98,8 +100,8 @@ type Scripts struct {
 func New(client redis.UniversalClient) *Scripts {
 	return &Scripts{
 		client: client, leaseTTL: LeaseTTL, tombstoneTTL: tombstoneTTL,
-		reserve: newScript(ratesSource + rateSetsSource + reserveSource),
-		extend:  newScript(extendSource),
+		reserve: newScript(ratesSource + rateSetsSource + decimalSource + reserveSource),
+		extend:  newScript(decimalSource + extendSource),
 		settle:  newScript(ratesSource + rateSetsSource + settleSource),
 		rebuild: newScript(rebuildSource),
 		replay:  newScript(ratesSource + rateSetsSource + replaySource),

@@ -32,8 +32,6 @@ local n_texts, n_sets, n_windows, n_rates = 3 + ARGV[8], ARGV[9] + 0, ARGV[10] +
 local deadlines, first_counter = KEYS[n_texts + 1], n_texts + 1 + n_sets
 local at = 11
 
-local sub = string.sub
-
 -- 1. Idempotency, then whether the state of these slots can be believed at all.
 local texts = call('MGET', unpack(KEYS, 1, n_texts))
 if texts[3] then
@@ -69,28 +67,6 @@ local function tell(fits, soft)
     full[#full + 1] = place
     refused = refused or not soft
   end
-end
-
--- A decimal string as two numbers that a double holds exactly: billions and the rest.
-local function split(text)
-  local sign = 1
-  if sub(text, 1, 1) == '-' then
-    sign, text = -1, sub(text, 2)
-  end
-  if #text <= 9 then
-    return 0, sign * text
-  end
-  return sign * sub(text, 1, -10), sign * sub(text, -9)
-end
-
--- used + held + need <= limit, exact for any int64.
-local function fits_wide(used, held, needed, limit)
-  local hi, lo = split(limit)
-  for _, text in ipairs({used, held, needed}) do
-    local h, l = split(text)
-    hi, lo = hi - h, lo - l
-  end
-  return hi + floor(lo / 1000000000) >= 0
 end
 
 -- Below this, sums of three are exact in doubles; above, decimal strings are compared and Redis's own 64-bit addition adds.

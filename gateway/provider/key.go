@@ -138,11 +138,11 @@ func (h *health) answered(model string, status int, header http.Header, now time
 
 // unavailable reports whether a status says that nobody is there to serve.
 func unavailable(status int) bool {
-	return status == http.StatusBadGateway || status == http.StatusServiceUnavailable || status == http.StatusGatewayTimeout || status == statusOverloaded
+	return status == http.StatusBadGateway || status == http.StatusServiceUnavailable || status == http.StatusGatewayTimeout || status == StatusOverloaded
 }
 
-// statusOverloaded is Anthropic's for having no room.
-const statusOverloaded = 529
+// StatusOverloaded is Anthropic's for having no room.
+const StatusOverloaded = 529
 
 // unanswered takes that there was no answer, whatever the model. left says that it was not waited for.
 func (h *health) unanswered(model string, left bool, now time.Time, down time.Duration) {
