@@ -2,6 +2,7 @@ package settler_test
 
 import (
 	"encoding/json"
+	"fmt"
 	"testing"
 	"time"
 
@@ -113,6 +114,41 @@ func TestAnotherRedisIsNotBelieved(t *testing.T) {
 	require.NoError(t, server.Restart(t.Context()))
 	w.awaitRedis(500, 0)
 	require.Greater(t, w.generation(), before)
+}
+
+// A rebuild that waits for a gateway does not keep the settler from noticing that Redis was restarted.
+func TestAnotherRedisIsNoticedWhileARebuildWaits(t *testing.T) {
+	t.Parallel()
+	server := stack.NewRedis(t)
+	w := newWorld(t, parts{redisURL: server.URL(0)})
+	w.settle()
+	r := newReservation(time.Minute)
+	w.reserve(r)
+	w.publish(w.event(event.KindReserved, r), w.event(event.KindUsed, r))
+	w.awaitRedis(500, 0)
+	presence, err := w.js.KeyValue(t.Context(), event.PresenceBucket)
+	require.NoError(t, err)
+	_, err = presence.PutString(t.Context(), "gw-paused", "") // it answers no question, and a rebuild waits for it
+	require.NoError(t, err)
+	asked, err := w.nc.SubscribeSync(event.BarrierSubject("gw-paused"))
+	require.NoError(t, err)
+	require.NoError(t, w.nc.PublishRequest(event.RebuildSubject, w.nc.NewInbox(), []byte("unseen")))
+	_, err = asked.NextMsg(patience)
+	require.NoError(t, err)
+
+	before := w.generation()
+	require.NoError(t, server.Kill())
+	require.NoError(t, server.Restart(t.Context()))
+	w.eventually(func() error {
+		if w.generation() == before {
+			return fmt.Errorf("the generation is still %s", before)
+		}
+		return nil
+	})
+	_, err = presence.Get(t.Context(), "gw-paused")
+	require.NoError(t, err, "the rebuild had ended")
+	require.NoError(t, presence.Delete(t.Context(), "gw-paused"))
+	w.awaitRedis(500, 0)
 }
 
 // An order to rebuild is obeyed also while every mark stands.

@@ -115,6 +115,7 @@ func (s *Settler) Run(ctx context.Context) error {
 		group.Go(func() error { return s.work(ctx) })
 	}
 	group.Go(func() error { return s.every(ctx, "position", positionEvery, s.keepPosition) })
+	group.Go(func() error { return s.every(ctx, "failover", s.config.RebuildEvery, s.rebuild.Failover) })
 	group.Go(func() error { return s.serveRebuilds(ctx) })
 	group.Go(func() error { return s.serveHandRebuilds(ctx) })
 	group.Go(func() error { return s.compare(ctx) })

@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"tollgate/ledger/event"
+	"tollgate/lua"
 )
 
 // Line is one invariant with its figure.
@@ -95,7 +96,7 @@ func zero(name string, n int64) Line {
 	return l
 }
 
-// checkQuiet is about what is in flight: outboxes, the stream, reservations.
+// checkQuiet is about what is in flight: outboxes, the stream, reservations, and a Redis that nobody has noticed is another one.
 func (s *System) checkQuiet(ctx context.Context) ([]Line, error) {
 	var spooled int64
 	for _, g := range s.Gateways {
@@ -128,6 +129,10 @@ SELECT (SELECT count(*) FROM reservations WHERE state = 'pending'),
 	if err != nil {
 		return nil, err
 	}
+	unnoticed, err := s.unnoticedRedis(ctx)
+	if err != nil {
+		return nil, err
+	}
 	return []Line{
 		zero("I8 events waiting in outboxes", spooled),
 		zero("I8 events waiting on the stream", int64(info.NumPending)+int64(info.NumAckPending)),
@@ -135,7 +140,26 @@ SELECT (SELECT count(*) FROM reservations WHERE state = 'pending'),
 		zero("I8 events parked", parked),
 		zero("I3 reservations pending in the ledger", pending),
 		zero("I3 reservations held in Redis", held),
+		zero("I1 failovers of Redis not noticed yet", unnoticed),
 	}, nil
+}
+
+// unnoticedRedis is 1 while another Redis answers than the one that the marks were written to.
+func (s *System) unnoticedRedis(ctx context.Context) (int64, error) {
+	control, err := s.JetStream.KeyValue(ctx, event.ControlBucket)
+	if err != nil {
+		return 0, fmt.Errorf("bucket %s: %w", event.ControlBucket, err)
+	}
+	rebuilt, err := control.Get(ctx, event.RebuiltKey)
+	if err != nil {
+		return 0, fmt.Errorf("read %s: %w", event.RebuiltKey, err)
+	}
+	_, marked, _ := strings.Cut(string(rebuilt.Value()), " ")
+	present, err := lua.New(s.RedisClient).Identity(ctx)
+	if err != nil || present == marked {
+		return 0, err
+	}
+	return 1, nil
 }
 
 // checkCounters compares Redis with the ledger's budgets.

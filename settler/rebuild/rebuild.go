@@ -47,6 +47,9 @@ import (
 // timeout bounds one rebuild, the settling of the stream included.
 const timeout = 30 * time.Second
 
+// failoverTimeout bounds one look at who Redis is.
+const failoverTimeout = 2 * time.Second
+
 // Settled waits until everything that is on the stream now is settled.
 type Settled func(ctx context.Context) error
 
@@ -72,9 +75,6 @@ func New(p Parts) *Rebuilder { return &Rebuilder{p} }
 // Missing rebuilds everything if the shared mark is missing; when all is set, it rebuilds every app that has lost its mark.
 func (r *Rebuilder) Missing(ctx context.Context, all bool) error {
 	r.Barrier.connectedSince() // so that a reconnect is noticed soon, not at the next rebuild
-	if err := r.failover(ctx); err != nil {
-		return err
-	}
 	if err := r.Slot(ctx, lua.SharedSlot); err != nil || !all {
 		return err
 	}
@@ -95,8 +95,12 @@ func (r *Rebuilder) Missing(ctx context.Context, all bool) error {
 	return nil
 }
 
-// failover makes all marks those of the past when another Redis answers than the one they were written to.
-func (r *Rebuilder) failover(ctx context.Context) error {
+// Failover makes all marks those of the past when another Redis answers than the one they were written to. Until then the lost
+// writes of the former one can be admitted again, so nothing else is waited for here, and a question that is lost with a
+// connection is soon asked again.
+func (r *Rebuilder) Failover(ctx context.Context) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, failoverTimeout, errors.New("failover watch: no answer within 2 s"))
+	defer cancel()
 	redis, err := r.Scripts.Identity(ctx)
 	if err != nil || redis == "" {
 		return err
