@@ -9,12 +9,13 @@ import (
 // Config is the settler's part of the environment.
 type Config struct {
 	// Batch is the most events in one transaction. A batch is as large as what waits.
-	Batch int `env:"TOLLGATE_SETTLER_BATCH" envDefault:"1000"`
+	Batch int `env:"TOLLGATE_SETTLER_BATCH" envDefault:"2000"`
 	// Linger is how long a batch waits for more events after its first one.
 	Linger time.Duration `env:"TOLLGATE_SETTLER_LINGER" envDefault:"25ms"`
-	// Workers settle batches side by side, each on a database connection of its own. They meet on the same budget rows, so
+	// Workers settle batches side by side, each on a database connection of its own and with reservations of its own, once one of
+	// them does not keep up: while one is in Postgres, the other decodes or writes to Redis. They meet on the same budget rows, so
 	// more of them make smaller batches, not faster ones.
-	Workers int `env:"TOLLGATE_SETTLER_WORKERS" envDefault:"1"`
+	Workers int `env:"TOLLGATE_SETTLER_WORKERS" envDefault:"2"`
 	// AckWait is after how long a message that is not acknowledged goes to another settler.
 	AckWait time.Duration `env:"TOLLGATE_SETTLER_ACK_WAIT" envDefault:"10s"`
 	// MaxAckPending is how many messages may be out and not acknowledged, over all settlers.

@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"hash/maphash"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -41,7 +43,9 @@ type Settler struct {
 	log      *slog.Logger
 	metrics  *metrics
 	now      func() time.Time
-	messages chan jetstream.Msg
+	messages []chan jetstream.Msg // by worker
+	seed     maphash.Seed
+	spread   atomic.Int64 // until when all workers get messages, in Unix nanoseconds
 	rebuild  *rebuild.Rebuilder
 	sweep    *sweep.Sweeper
 	keys     *directory.Sync
@@ -70,8 +74,11 @@ func New(config Config, d Deps) (*Settler, error) {
 	}
 	s := &Settler{
 		config: config, store: d.Store, scripts: d.Scripts, nc: d.NATS, js: js, log: d.Log, metrics: newMetrics(d.Registry),
-		now: d.Now, messages: make(chan jetstream.Msg, config.Batch), dirty: map[string]bool{},
+		now: d.Now, seed: maphash.MakeSeed(), dirty: map[string]bool{},
 		keys: directory.NewSync(d.Store, js), granted: make(chan struct{}, 1),
+	}
+	for range config.Workers {
+		s.messages = append(s.messages, make(chan jetstream.Msg, config.Batch))
 	}
 	s.store.Guard()
 	s.generations = rebuild.NewGenerations(js, config.Replicas, d.Now)
@@ -111,8 +118,8 @@ func (s *Settler) Run(ctx context.Context) error {
 	}
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return s.consume(ctx) })
-	for range s.config.Workers {
-		group.Go(func() error { return s.work(ctx) })
+	for _, messages := range s.messages {
+		group.Go(func() error { return s.work(ctx, messages) })
 	}
 	group.Go(func() error { return s.every(ctx, "position", positionEvery, s.keepPosition) })
 	group.Go(func() error { return s.every(ctx, "failover", s.config.RebuildEvery, s.rebuild.Failover) })
@@ -129,7 +136,7 @@ func (s *Settler) Run(ctx context.Context) error {
 	group.Go(func() error { return s.every(ctx, "gaps", s.config.GapAge/4+time.Millisecond, s.gapReporter()) })
 	group.Go(func() error { return s.every(ctx, "renew", renewEvery, s.renew) })
 	group.Go(func() error { return s.every(ctx, "partitions", time.Hour, s.ensurePartitions) })
-	group.Go(func() error { return s.every(ctx, "seal", sealEvery, s.seal) })
+	group.Go(func() error { return s.every(ctx, "seal", sealLook, s.sealer()) })
 	return ignoreStop(ctx, group.Wait())
 }
 

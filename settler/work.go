@@ -26,38 +26,38 @@ type delivery struct {
 }
 
 // work settles batch after batch until ctx ends. Messages that are not settled then go back to the stream.
-func (s *Settler) work(ctx context.Context) error {
-	defer s.giveBackRest()
+func (s *Settler) work(ctx context.Context, messages <-chan jetstream.Msg) error {
+	defer s.giveBackRest(messages)
 	for {
-		messages := s.collect(ctx)
-		if messages == nil {
+		batch := s.collect(ctx, messages)
+		if batch == nil {
 			return nil
 		}
 		// A batch that was begun is finished, also after the signal to stop.
 		work, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), batchTimeout, errors.New("settle: took more than 30 s"))
-		err := s.settle(work, messages)
+		err := s.settle(work, batch)
 		cancel()
 		if err != nil {
-			s.log.Warn("batch not settled, trying again", "events", len(messages), "error", err)
+			s.log.Warn("batch not settled, trying again", "events", len(batch), "error", err)
 			s.awaitPostgres(ctx)
 		}
 	}
 }
 
 // collect waits for a message, then takes what else there is, up to a batch, for the time of the linger. nil when ctx ends.
-func (s *Settler) collect(ctx context.Context) []jetstream.Msg {
+func (s *Settler) collect(ctx context.Context, messages <-chan jetstream.Msg) []jetstream.Msg {
 	var batch []jetstream.Msg
 	select {
 	case <-ctx.Done():
 		return nil
-	case m := <-s.messages:
+	case m := <-messages:
 		batch = append(batch, m)
 	}
 	timer := time.NewTimer(s.config.Linger)
 	defer timer.Stop()
 	for len(batch) < s.config.Batch {
 		select {
-		case m := <-s.messages:
+		case m := <-messages:
 			batch = append(batch, m)
 			continue
 		case <-timer.C:
@@ -69,10 +69,10 @@ func (s *Settler) collect(ctx context.Context) []jetstream.Msg {
 }
 
 // giveBackRest returns what nobody settles any more, so that others need not wait for AckWait.
-func (s *Settler) giveBackRest() {
+func (s *Settler) giveBackRest(messages <-chan jetstream.Msg) {
 	for {
 		select {
-		case m := <-s.messages:
+		case m := <-messages:
 			s.giveBack(m)
 		default:
 			return
@@ -159,19 +159,9 @@ func (s *Settler) post(ctx context.Context, batch []delivery) error {
 	return errors.Join(s.post(ctx, batch[:half]), s.post(ctx, batch[half:]))
 }
 
-// postTogether is steps 8 to 10 of the path: one transaction, the write-back, the acknowledgement. Rebuilds are kept out from
-// before the transaction until after the write-back.
+// postTogether is steps 8 to 10 of the path: one transaction, the write-back, the acknowledgement.
 func (s *Settler) postTogether(ctx context.Context, batch []delivery) error {
-	session, err := s.store.Settling(ctx)
-	if err != nil {
-		return err
-	}
-	defer session.Close(ctx)
-	received := make([]pg.Received, len(batch))
-	for i := range batch {
-		received[i] = batch[i].Received
-	}
-	result, err := session.Post(ctx, received)
+	result, err := s.postAndTell(ctx, batch)
 	if err != nil {
 		return err
 	}
@@ -183,7 +173,6 @@ func (s *Settler) postTogether(ctx context.Context, batch []delivery) error {
 		}
 	}
 	s.noteGrants(batch)
-	s.writeBack(ctx, result.WriteBacks)
 	for _, d := range batch {
 		if err := d.message.Ack(); err != nil {
 			// Settled all the same: the message comes again and is a duplicate then.
@@ -192,6 +181,24 @@ func (s *Settler) postTogether(ctx context.Context, batch []delivery) error {
 		}
 	}
 	return nil
+}
+
+// postAndTell keeps rebuilds out from before the transaction until after the write-back.
+func (s *Settler) postAndTell(ctx context.Context, batch []delivery) (pg.Result, error) {
+	session, err := s.store.Settling(ctx)
+	if err != nil {
+		return pg.Result{}, err
+	}
+	defer session.Close(ctx)
+	received := make([]pg.Received, len(batch))
+	for i := range batch {
+		received[i] = batch[i].Received
+	}
+	result, err := session.Post(ctx, received)
+	if err == nil {
+		s.writeBack(ctx, result.WriteBacks)
+	}
+	return result, err
 }
 
 // awaitPostgres returns when Postgres answers, or ctx ends.

@@ -108,7 +108,7 @@ func BenchmarkProof(b *testing.B) {
 	}
 	for b.Loop() {
 		step("seal", func() {
-			_, err := store.Seal(b.Context(), 10_000)
+			_, err := store.Seal(b.Context(), 1, 10_000)
 			require.NoError(b, err)
 		})
 		step("chain", func() {

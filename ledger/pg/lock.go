@@ -17,6 +17,7 @@ type Session struct {
 	store *Store
 	conn  *pgxpool.Conn
 	known *families // what settlements count besides what events name
+	turns bool      // it is this session's turn
 }
 
 // Settling waits for rebuilds to end, then keeps them out until the session is closed. Settlements do not exclude each other.
@@ -49,10 +50,33 @@ func (s *Store) session(ctx context.Context, query string) (*Session, error) {
 	return session, nil
 }
 
-// Close gives the lock back, whatever became of ctx. When that cannot be said to the server, the connection is closed
+// takeTurn waits until no other session of the store is between its budgets and its end: what the store's settlements say of a budget
+// reaches Redis in the order of its versions. The batches wait for each other's budgets anyway, and do all else side by side.
+func (s *Session) takeTurn(ctx context.Context) error {
+	if s.turns {
+		return nil
+	}
+	select {
+	case s.store.turn <- struct{}{}:
+		s.turns = true
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("wait for the batch before: %w", context.Cause(ctx))
+	}
+}
+
+func (s *Session) giveTurn() {
+	if s.turns {
+		s.turns = false
+		<-s.store.turn
+	}
+}
+
+// Close gives the turn and the lock back, whatever became of ctx. When that cannot be said to the server, the connection is closed
 // instead, which has the same effect.
 func (s *Session) Close(ctx context.Context) {
 	const query = `SELECT pg_advisory_unlock_all()`
+	s.giveTurn()
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)
 	defer cancel()
 	if _, err := s.conn.Exec(ctx, query); err != nil {

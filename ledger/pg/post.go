@@ -78,7 +78,8 @@ func (s *Session) Post(ctx context.Context, batch []Received) (Result, error) {
 		return Result{}, err
 	}
 	for {
-		p := &posting{store: s.store, fates: make([]Fate, len(batch)), counting: newCounting(s.known.list)}
+		s.giveTurn() // nobody waits for the rows of another batch while others wait for him
+		p := &posting{store: s.store, budgetsNext: s.takeTurn, fates: make([]Fate, len(batch)), counting: newCounting(s.known.list)}
 		err := pgx.BeginTxFunc(ctx, s.conn, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
 			return p.run(ctx, tx, batch)
 		})
@@ -88,6 +89,7 @@ func (s *Session) Post(ctx context.Context, batch []Received) (Result, error) {
 		case raced(err) && ctx.Err() == nil:
 			continue // another settler has committed meanwhile, so it does not go on for ever
 		default:
+			s.giveTurn()
 			return Result{}, fmt.Errorf("post %d events: %w", len(batch), err)
 		}
 	}
@@ -103,6 +105,8 @@ type posting struct {
 	transfer []transfer
 	counting *counting
 	counters map[*event.Event][]ledger.Counter // see countersOf
+
+	budgetsNext func(context.Context) error // waits until budgets may be written; nil does not
 }
 
 // entry is one event of the batch.
@@ -131,6 +135,11 @@ func (p *posting) project(ctx context.Context, tx pgx.Tx, batch []Received, conf
 
 	if err := p.insertTransfers(ctx, tx); err != nil {
 		return err
+	}
+	if p.budgetsNext != nil {
+		if err := p.budgetsNext(ctx); err != nil {
+			return err
+		}
 	}
 	out := &pgx.Batch{}
 	queueSmall(out, p.fresh, conflicts)

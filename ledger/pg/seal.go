@@ -11,12 +11,20 @@ import (
 // sealLock is the advisory lock of the one that seals.
 const sealLock = 0x7365616c // "seal"
 
+// What a digest takes for the hash of an event's body. Sealing believes the column, so that it need not read bodies; whoever
+// verifies computes it from the body, and finds also one that never was what the column says.
+const (
+	bodyHashKept = `e.body_hash`
+	bodyHashNow  = `sha256(e.body)`
+)
+
 // sealedEntries are the rows of the journal with a serial in ($1, $2], each as (serial, kind of table, id, digest). A digest
 // covers every column, in a spelling that no setting of a server changes, and the names of a transfer's accounts.
-const sealedEntries = `
+func sealedEntries(bodyHash string) string {
+	return `
 SELECT e.serial, 'events' AS of_table, e.event_id AS id, substr(sha256(
     convert_to(ROW(e.serial, e.event_id, e.day - '2000-01-01'::date, e.kind, e.app, e.producer, e.sequence,
-        extract(epoch FROM e.occurred_at), extract(epoch FROM e.recorded_at))::text, 'UTF8') || e.body_hash || sha256(e.body)), 1, 16) AS digest
+        extract(epoch FROM e.occurred_at), extract(epoch FROM e.recorded_at))::text, 'UTF8') || e.body_hash || ` + bodyHash + `), 1, 16) AS digest
 FROM events e
 WHERE e.serial > $1 AND e.serial <= $2
 UNION ALL
@@ -28,12 +36,15 @@ FROM transfers t
 LEFT JOIN accounts d ON d.account_id = t.debit_account_id
 LEFT JOIN accounts c ON c.account_id = t.credit_account_id
 WHERE t.serial > $1 AND t.serial <= $2`
+}
 
 // sealedContent is what a block keeps of its rows: serial (8 bytes), "e" or "t", digest (16), length of the id (2), id.
-const sealedContent = `
+func sealedContent(bodyHash string) string {
+	return `
 SELECT count(*)::integer AS n, coalesce(string_agg(int8send(x.serial) || convert_to(left(x.of_table, 1), 'UTF8') || x.digest
     || int2send(octet_length(x.id)::smallint) || convert_to(x.id, 'UTF8'), '' ORDER BY x.serial, x.of_table, x.id), '') AS content
-FROM (` + sealedEntries + `) x`
+FROM (` + sealedEntries(bodyHash) + `) x`
+}
 
 // sealHash is the hash of block s over everything in it and the block before.
 const sealHash = `sha256(s.previous || convert_to(ROW(s.block, s.first_serial, s.last_serial, s.sealed_rows,
@@ -45,12 +56,12 @@ type Sealed struct {
 	Behind int64 // serials that were drawn before this call and are not sealed after it
 }
 
-// Seal appends to the chain whatever rows can no longer change, in blocks of at most blockSize serials. Of several callers at
-// once one seals; the others find nothing to do. It keeps nobody waiting. Idempotent.
+// Seal appends to the chain whatever rows can no longer change, in blocks of at most blockSize serials, unless fewer than atLeast
+// wait for it. Of several callers at once one seals; the others find nothing to do. It keeps nobody waiting. Idempotent.
 //
 // What may be sealed: a serial is drawn by a transaction that holds a lock on its table until it ends. So once every
 // transaction that held one at a moment has ended, each serial drawn before that moment is committed or never will be.
-func (s *Store) Seal(ctx context.Context, blockSize int64) (Sealed, error) {
+func (s *Store) Seal(ctx context.Context, atLeast, blockSize int64) (Sealed, error) {
 	const last = `
 SELECT CASE WHEN q.is_called THEN q.last_value ELSE 0 END, coalesce((SELECT max(last_serial) FROM seals), 0) FROM journal_serial q`
 	var sealed Sealed
@@ -59,8 +70,8 @@ SELECT CASE WHEN q.is_called THEN q.last_value ELSE 0 END, coalesce((SELECT max(
 		return sealed, fmt.Errorf("seal: %w", err)
 	}
 	sealed.Behind = max(drawn-head, 0)
-	if sealed.Behind == 0 {
-		return sealed, nil
+	if sealed.Behind == 0 || sealed.Behind < atLeast {
+		return Sealed{}, nil // it may wait
 	}
 	if err := s.awaitWriters(ctx); err != nil {
 		return sealed, err
@@ -114,11 +125,11 @@ func (s *Store) sealBlock(ctx context.Context, until, size int64) (rows, reached
 	const head = `
 SELECT coalesce(max(block), 0), coalesce(max(last_serial), 0),
     coalesce((SELECT hash FROM seals ORDER BY block DESC LIMIT 1), decode(repeat('00', 32), 'hex')) FROM seals`
-	const insert = `
+	insert := `
 INSERT INTO seals (block, first_serial, last_serial, sealed_rows, sealed_at, previous, hash, content)
 SELECT s.block, s.first_serial, s.last_serial, s.sealed_rows, s.sealed_at, s.previous, ` + sealHash + `, s.content
 FROM (SELECT $3::bigint AS block, $1::bigint + 1 AS first_serial, $2::bigint AS last_serial, c.n AS sealed_rows, now() AS sealed_at,
-    $4::bytea AS previous, c.content FROM (` + sealedContent + `) c) s
+    $4::bytea AS previous, c.content FROM (` + sealedContent(bodyHashKept) + `) c) s
 RETURNING sealed_rows`
 	err = pgx.BeginTxFunc(ctx, s.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
 		var mine bool

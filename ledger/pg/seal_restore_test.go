@@ -50,7 +50,7 @@ func TestChainSurvivesDumpAndRestore(t *testing.T) {
 	require.Equal(t, before, after)
 
 	mustPost(t, restored, newEvent(event.KindReserved, "checkout", reservation("checkout", 9, start), 9))
-	sealed, err := restored.Seal(t.Context(), 100)
+	sealed, err := restored.Seal(t.Context(), 1, 100)
 	require.NoError(t, err)
 	require.EqualValues(t, 1, sealed.Rows)
 	after, err = restored.VerifyChain(t.Context(), before.Head)

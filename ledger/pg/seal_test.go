@@ -23,7 +23,7 @@ func sealedLedger(t *testing.T) (*pg.Store, *pgx.Conn) {
 		r := reservation("checkout", int64(i), start)
 		mustPost(t, store, newEvent(event.KindReserved, "checkout", r, uint64(2*i+1)), newEvent(event.KindUsed, "checkout", r, uint64(2*i+2)))
 	}
-	sealed, err := store.Seal(t.Context(), 5)
+	sealed, err := store.Seal(t.Context(), 1, 5)
 	require.NoError(t, err)
 	require.Equal(t, pg.Sealed{Rows: 12}, sealed)
 	conn, err := pgx.Connect(t.Context(), url)
@@ -85,12 +85,31 @@ func TestOnlyAKnownHeadShowsAChainMadeAnew(t *testing.T) {
 
 	_, err = conn.Exec(t.Context(), `UPDATE transfers SET amount_nanousd = 0; DELETE FROM seals`)
 	require.NoError(t, err)
-	_, err = store.Seal(t.Context(), 5)
+	_, err = store.Seal(t.Context(), 1, 5)
 	require.NoError(t, err)
 	after, err := store.VerifyChain(t.Context(), before.Head)
 	require.NoError(t, err)
 	require.Empty(t, after.Wrong)
 	require.False(t, after.Contains)
+}
+
+// Sealing believes the hash beside a body, verifying does not.
+func TestChainNamesABodyThatNeverHadItsHash(t *testing.T) {
+	t.Parallel()
+	store, conn := sealedLedger(t)
+	_, err := conn.Exec(t.Context(), `
+INSERT INTO events (event_id, day, kind, app, producer, sequence, occurred_at, body_hash, body)
+VALUES ('forged', '1970-01-01', 'refused', 'a', 'p', 0, now(), sha256('one'), 'another')`)
+	require.NoError(t, err)
+	sealed, err := store.Seal(t.Context(), 2, 5)
+	require.NoError(t, err)
+	require.Equal(t, pg.Sealed{}, sealed, "one row waits for a second")
+	sealed, err = store.Seal(t.Context(), 1, 5)
+	require.NoError(t, err)
+	require.Equal(t, pg.Sealed{Rows: 1}, sealed)
+	chain, err := store.VerifyChain(t.Context(), nil)
+	require.NoError(t, err)
+	require.Equal(t, []string{"events: row forged (serial 13) was changed"}, chain.Wrong)
 }
 
 // TestSealWaitsForWhoHasDrawnASerial holds a transaction open that has drawn a low serial, lets later ones commit, and expects
@@ -112,17 +131,17 @@ VALUES ('slow', '1970-01-01', 'refused', 'a', 'p', 0, now(), sha256(''), '')`)
 
 	short, cancel := context.WithTimeout(ctx, 200*time.Millisecond)
 	defer cancel()
-	_, err = store.Seal(short, 100)
+	_, err = store.Seal(short, 1, 100)
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 
 	var group errgroup.Group
 	var total [4]pg.Sealed
 	for i := range total {
-		group.Go(func() (err error) { total[i], err = store.Seal(ctx, 1); return err })
+		group.Go(func() (err error) { total[i], err = store.Seal(ctx, 1, 1); return err })
 	}
 	require.NoError(t, tx.Commit(ctx))
 	require.NoError(t, group.Wait())
-	_, err = store.Seal(ctx, 1)
+	_, err = store.Seal(ctx, 1, 1)
 	require.NoError(t, err)
 	chain, err := store.VerifyChain(ctx, nil)
 	require.NoError(t, err)

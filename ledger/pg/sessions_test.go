@@ -82,6 +82,37 @@ func TestManySessionsSettleOnce(t *testing.T) {
 	}
 }
 
+// TestSessionsEndInTheOrderOfTheirBudgets: what a session says of a budget must reach Redis before another one of the store can say
+// more of it. Else, what was used counts as held as well until the older one has said which reservations ended.
+func TestSessionsEndInTheOrderOfTheirBudgets(t *testing.T) {
+	t.Parallel()
+	store, ctx := openAt(t, stack.Postgres(t)), t.Context()
+	settle := func(ctx context.Context, session *pg.Session, n int64) error {
+		r := reservation("checkout", n, start)
+		_, err := session.Post(ctx, []pg.Received{received(t, newEvent(event.KindUsed, "checkout", r, uint64(n)), uint64(n))})
+		return err
+	}
+	settling := func() (session *pg.Session, end func()) {
+		session, err := store.Settling(ctx)
+		require.NoError(t, err)
+		end = sync.OnceFunc(func() { session.Close(context.Background()) })
+		t.Cleanup(end)
+		return session, end
+	}
+	first, end := settling()
+	second, _ := settling()
+	third, _ := settling()
+	require.NoError(t, settle(ctx, first, 1))
+	short, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	require.ErrorContains(t, settle(short, second, 2), "wait for the batch before")
+	require.NoError(t, settle(ctx, first, 3), "a session may post again")
+	done := make(chan error, 1)
+	go func() { done <- settle(ctx, third, 2) }()
+	end()
+	require.NoError(t, <-done)
+}
+
 // deal is the events in a random order, a third of them twice, cut into batches of random size.
 func deal(random *rand.Rand, events []pg.Received) [][]pg.Received {
 	dealt := slices.Clone(events)

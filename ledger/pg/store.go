@@ -16,6 +16,7 @@ import (
 // Store is the ledger in one Postgres database. Safe for concurrent use; the caller closes it.
 type Store struct {
 	pool *pgxpool.Pool
+	turn chan struct{} // full while a session has the turn, see Session.takeTurn
 
 	mu       sync.Mutex
 	guarded  bool             // see Guard
@@ -47,7 +48,7 @@ func Open(ctx context.Context, databaseURL string, maxConns int32) (*Store, erro
 	}
 	config.ConnConfig.RuntimeParams["timezone"] = "UTC"
 	config.ConnConfig.RuntimeParams["application_name"] = "tollgate"
-	s := &Store{accounts: map[string]int64{}}
+	s := &Store{accounts: map[string]int64{}, turn: make(chan struct{}, 1)}
 	config.AfterConnect, config.PrepareConn = noteServer, s.admit
 	if s.pool, err = pgxpool.NewWithConfig(ctx, config); err != nil {
 		return nil, fmt.Errorf("open database: %w", err)

@@ -42,7 +42,7 @@ func (c *Chain) read(ctx context.Context, tx pgx.Tx, known []byte) error {
 	const next = `
 SELECT s.block, s.first_serial, s.last_serial, s.previous, s.hash, s.hash = ` + sealHash + `
 FROM seals s WHERE s.block > $1 ORDER BY s.block LIMIT 1`
-	const compare = `SELECT c.n, sha256(c.content) = (SELECT sha256(content) FROM seals WHERE block = $3) FROM (` + sealedContent + `) c`
+	compare := `SELECT c.n, sha256(c.content) = (SELECT sha256(content) FROM seals WHERE block = $3) FROM (` + sealedContent(bodyHashNow) + `) c`
 	const unsealed = `SELECT (SELECT count(*) FROM events WHERE serial > $1) + (SELECT count(*) FROM transfers WHERE serial > $1)`
 	expected, last, previous := int64(1), int64(0), make([]byte, 32)
 	for block := int64(0); ; {
@@ -100,7 +100,7 @@ type sealedRow struct {
 // nameRows finds what differs between a block and its rows. Both are in the order of their serials.
 func (c *Chain) nameRows(ctx context.Context, tx pgx.Tx, block, after, until int64) error {
 	const kept = `SELECT content FROM seals WHERE block = $1`
-	const present = `SELECT content FROM (` + sealedContent + `) c`
+	present := `SELECT content FROM (` + sealedContent(bodyHashNow) + `) c`
 	var was, is []byte
 	if err := tx.QueryRow(ctx, kept, block).Scan(&was); err != nil {
 		return err
