@@ -81,9 +81,15 @@ func TestAnotherKey(t *testing.T) {
 			require.Equal(t, ledger.NanoUSD(12*150+5*600), found[event.KindUsed][0].Outcome.Cost)
 			require.Equal(t, 1.0, testutil.ToFloat64(w.gateway.metrics.retries.WithLabelValues("many", fmt.Sprint(status))))
 
-			require.Equal(t, 200, w.send(http.MethodPost, chatPath, manyBody).StatusCode)
-			require.Equal(t, 1, keys.of("a"), "it rests")
-			require.Equal(t, 2, keys.of("b"))
+			refusals := 1
+			if status == 403 {
+				refusals = 3 // one may be about what was asked for
+			}
+			for range refusals {
+				require.Equal(t, 200, w.send(http.MethodPost, chatPath, manyBody).StatusCode)
+			}
+			require.Equal(t, refusals, keys.of("a"), "it rests")
+			require.Equal(t, refusals+1, keys.of("b"))
 			requireMetric(t, w, "tollgate_upstream_key_rests", map[string]float64{"a": 1, "b": 0})
 			requireMetric(t, w, "tollgate_upstream_in_flight", map[string]float64{"a": 0, "b": 0})
 		})

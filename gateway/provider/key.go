@@ -29,8 +29,10 @@ type health struct {
 // rest is a time for which a key is not asked, and what led to it.
 type rest struct {
 	cause    Cause
+	began    time.Time
 	until    time.Time
 	times    int       // rests in a row, without a success between them
+	refusals int       // in a row, of one model
 	failures int       // in a row, of the cause CauseDown
 	since    time.Time // the first of them
 	probing  bool      // one request is finding out whether it is over
@@ -52,6 +54,9 @@ func Causes() []Cause { return []Cause{CauseLimited, CauseRefused, CauseDown} }
 // downAfter is how many failures in a row make a key rest, when they have gone on for as long as Timeouts.Down: neither a bad
 // request, nor one connection that breaks with all the requests on it, must shut a provider for everybody.
 const downAfter = 5
+
+// refusedAfter is how many 403 in a row make a key rest: one may be about what its request asked for, such as somebody else's file.
+const refusedAfter = 3
 
 // restsOf bounds the rests of each cause. Each is double the one before.
 var restsOf = map[Cause]struct{ least, most time.Duration }{
@@ -114,9 +119,9 @@ func (h *health) probedLocked(model string) {
 	}
 }
 
-// answered takes what an answer's status says of the key. Success ends every rest of the model, and so does an error that may be
-// the request's own fault, such as 400 or 500: somebody was there and took the key.
-func (h *health) answered(model string, status int, header http.Header, now time.Time, down time.Duration) {
+// answered takes what an answer's status says of the key. Success ends every rest of the model that began before the request was
+// sent, and so does an error that may be the request's own fault, such as 400 or 500: somebody was there and took the key.
+func (h *health) answered(model string, status int, header http.Header, sent, now time.Time, down time.Duration) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.probedLocked(model)
@@ -125,14 +130,20 @@ func (h *health) answered(model string, status int, header http.Header, now time
 	case status == http.StatusUnauthorized:
 		h.restLocked("", CauseRefused, 0, now)
 	case status == http.StatusForbidden:
-		h.restLocked(model, CauseRefused, 0, now)
+		r := h.ofLocked(model)
+		if r.refusals++; r.refusals >= refusedAfter {
+			h.restLocked(model, CauseRefused, 0, now)
+		}
 	case status == http.StatusTooManyRequests, unavailable(status) && told > 0:
 		h.restLocked(model, CauseLimited, told, now)
 	case unavailable(status):
 		h.failedLocked(model, now, down)
 	default:
-		delete(h.rests, "")
-		delete(h.rests, model)
+		for _, scope := range [...]string{"", model} {
+			if r := h.rests[scope]; r != nil && !r.began.After(sent) {
+				delete(h.rests, scope)
+			}
+		}
 	}
 }
 
@@ -181,7 +192,7 @@ func (h *health) restLocked(scope string, cause Cause, told time.Duration, now t
 	if told > 0 {
 		d = min(told, longestTold) + rand.N(min(told, longestTold)/10+1)
 	}
-	r.cause, r.until, r.times, r.probing = cause, now.Add(d), r.times+1, false
+	r.cause, r.began, r.until, r.times, r.probing = cause, now, now.Add(d), r.times+1, false
 }
 
 func (h *health) failedLocked(scope string, now time.Time, down time.Duration) {

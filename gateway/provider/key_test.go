@@ -69,8 +69,9 @@ func TestRests(t *testing.T) {
 		cause       Cause
 	}{
 		"401":                   {401, nil, 1, 5 * time.Second, 10 * time.Second, true, CauseRefused},
-		"403":                   {403, nil, 1, 5 * time.Second, 10 * time.Second, false, CauseRefused},
-		"403 and again":         {403, nil, 3, 20 * time.Second, 40 * time.Second, false, CauseRefused},
+		"403 twice":             {403, nil, refusedAfter - 2, 0, 0, false, ""},
+		"403 in a row":          {403, nil, refusedAfter - 1, 5 * time.Second, 10 * time.Second, false, CauseRefused},
+		"403 and again":         {403, nil, refusedAfter + 2, 20 * time.Second, 40 * time.Second, false, CauseRefused},
 		"403 for ever":          {403, nil, 50, 150 * time.Second, 300 * time.Second, false, CauseRefused},
 		"429":                   {429, nil, 1, 500 * time.Millisecond, time.Second, false, CauseLimited},
 		"429 with seconds":      {429, told("Retry-After", "20"), 1, 20 * time.Second, 22 * time.Second, false, CauseLimited},
@@ -89,13 +90,13 @@ func TestRests(t *testing.T) {
 			u, start := keyed(1, 1), start
 			k := u.keys[0]
 			for range c.times - 1 {
-				k.answered(chatModel, c.status, c.header, start, 0)
+				k.answered(chatModel, c.status, c.header, start, start, 0)
 				if until, _ := k.resting(chatModel, start, false); !until.IsZero() {
 					start = until
 				}
 			}
-			k.answered(chatModel, c.status, c.header, start, 0)
-			k.answered(chatModel, c.status, nil, start, 0) // it was under way
+			k.answered(chatModel, c.status, c.header, start, start, 0)
+			k.answered(chatModel, c.status, nil, start, start, 0) // it was under way
 			until, cause := k.resting(chatModel, start, false)
 			if c.most == 0 {
 				require.Zero(t, until)
@@ -109,10 +110,30 @@ func TestRests(t *testing.T) {
 			require.Equal(t, "b", chosen(t, u, Pick{Model: chatModel}, start))
 			after, _ := k.resting(chatModel, until, false)
 			require.Zero(t, after)
-			k.answered(chatModel, 200, nil, until, 0)
+			k.answered(chatModel, 200, nil, until, until, 0)
 			require.Empty(t, k.Rests(start))
 		})
 	}
+}
+
+// An answer to what was sent before a rest began does not end it, and what a caller provokes now and then begins none.
+func TestRestsAreOfWhatWasSentSince(t *testing.T) {
+	t.Parallel()
+	before := time.Now()
+	k := keyed(1, 1).keys[0]
+	now := before.Add(time.Second)
+	k.answered(chatModel, 429, nil, before, now, 0)
+	k.answered(chatModel, 200, nil, before, now, 0)
+	until, _ := k.resting(chatModel, now, false)
+	require.NotZero(t, until, "a late answer ended the rest")
+	k.answered(chatModel, 200, nil, until, until, 0)
+	require.Empty(t, k.Rests(now))
+
+	for range 3 * refusedAfter {
+		k.answered(chatModel, 403, nil, now, now, 0)
+		k.answered(chatModel, 200, nil, now, now, 0)
+	}
+	require.Empty(t, k.Rests(now))
 }
 
 // The only key is asked in spite of what its provider said, but not while the provider is down; of several none is then.
@@ -122,7 +143,7 @@ func TestChooseWhileAllRest(t *testing.T) {
 	one, two := keyed(1), keyed(1, 1)
 	for _, u := range []*Upstream{one, two} {
 		for _, k := range u.keys {
-			k.answered(chatModel, 429, http.Header{"Retry-After": {"20"}}, now, 0)
+			k.answered(chatModel, 429, http.Header{"Retry-After": {"20"}}, now, now, 0)
 		}
 	}
 	require.Equal(t, "a", chosen(t, one, Pick{Model: chatModel}, now))
@@ -163,7 +184,7 @@ func TestProbe(t *testing.T) {
 	longer, _ := k.resting(chatModel, until, false)
 	require.Greater(t, longer.Sub(until), 900*time.Millisecond, "twice as long")
 	k.begin(chatModel, longer)
-	k.answered("another", 200, nil, longer, 0)
+	k.answered("another", 200, nil, longer, longer, 0)
 	require.Equal(t, "a", chosen(t, u, Pick{Model: chatModel}, longer))
 }
 
@@ -173,7 +194,7 @@ func TestProbeIsNeverTheLast(t *testing.T) {
 	t.Parallel()
 	down := map[string]func(k *Key, now time.Time){
 		"all models": func(k *Key, now time.Time) { k.unanswered(chatModel, false, now, 0) },
-		"one model":  func(k *Key, now time.Time) { k.answered(chatModel, 503, nil, now, 0) },
+		"one model":  func(k *Key, now time.Time) { k.answered(chatModel, 503, nil, now, now, 0) },
 	}
 	for rests, fail := range down {
 		for _, status := range []int{0, 200, 400, 401, 403, 429, 500, 503} { // 0: no answer
@@ -189,7 +210,7 @@ func TestProbeIsNeverTheLast(t *testing.T) {
 			if status == 0 {
 				k.unanswered(chatModel, false, until, 0)
 			} else {
-				k.answered(chatModel, status, nil, until, 0)
+				k.answered(chatModel, status, nil, until, until, 0)
 			}
 			now = until.Add(longestTold)
 			until, _ = k.resting(chatModel, now, false)
@@ -203,8 +224,8 @@ func TestAdopt(t *testing.T) {
 	t.Parallel()
 	now := time.Now()
 	before, after := keyed(1, 1), keyed(1, 1, 1)
-	before.keys[0].answered(chatModel, 401, nil, now, 0)
-	before.keys[1].answered(chatModel, 401, nil, now, 0)
+	before.keys[0].answered(chatModel, 401, nil, now, now, 0)
+	before.keys[1].answered(chatModel, 401, nil, now, now, 0)
 	before.keys[1].secret = "of before"
 	after.Adopt(before)
 	for i, rests := range []int{1, 0, 0} {

@@ -131,7 +131,8 @@ func (p Payload) reader() io.ReadCloser {
 // Send sends a request once and returns its answer, whatever its status; the caller closes the body, which ends the call. The key
 // learns how it fared. Every error is a *SendError.
 func (u *Upstream) Send(ctx context.Context, key *Key, to Target, header http.Header, body Payload) (*http.Response, error) {
-	key.begin(to.Model, time.Now())
+	sent := time.Now()
+	key.begin(to.Model, sent)
 	callCtx, cancel := context.WithCancelCause(ctx)
 	end := func() {
 		cancel(nil)
@@ -154,7 +155,7 @@ func (u *Upstream) Send(ctx context.Context, key *Key, to Target, header http.He
 		end()
 		return nil, err
 	}
-	key.answered(to.Model, response.StatusCode, response.Header, time.Now(), u.Timeouts.Down)
+	key.answered(to.Model, response.StatusCode, response.Header, sent, time.Now(), u.Timeouts.Down)
 	answer := &answerBody{ReadCloser: response.Body, ctx: callCtx, idle: u.Timeouts.Idle, close: sync.OnceFunc(end)}
 	if answer.idle > 0 {
 		answer.late = time.AfterFunc(time.Hour, func() { cancel(&TimeoutError{PhaseIdle, answer.idle}) })
