@@ -18,7 +18,7 @@ type Key struct {
 	*health
 }
 
-// health is how a key fares, by model: providers limit each by itself. "" stands for all models. It outlives policies.
+// health is how a key fares, by scope: providers limit each model by itself. It outlives policies.
 type health struct {
 	mu     sync.Mutex // guards what follows
 	flying int        // requests that wait for their answer or read it
@@ -36,6 +36,15 @@ type rest struct {
 	failures int       // in a row, of the cause CauseDown
 	since    time.Time // the first of them
 	probing  bool      // one request is finding out whether it is over
+}
+
+// scopes are the rests that concern a request: of all models, and of its own. Requests that name no model, such as those for what is
+// stored, have one of their own: what they meet says nothing of models.
+func scopes(model string) [2]string {
+	if model == "" {
+		model = "\x00" // no model's name
+	}
+	return [...]string{"", model}
 }
 
 // Cause is why a key rests.
@@ -76,7 +85,7 @@ const probeWait = time.Second
 func (h *health) resting(model string, now time.Time, sole bool) (until time.Time, cause Cause) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	for _, scope := range [...]string{"", model} {
+	for _, scope := range scopes(model) {
 		r := h.rests[scope]
 		if r == nil || sole && r.cause != CauseDown {
 			continue
@@ -97,7 +106,7 @@ func (h *health) begin(model string, now time.Time) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.flying++
-	for _, scope := range [...]string{"", model} {
+	for _, scope := range scopes(model) {
 		if r := h.rests[scope]; r != nil && r.cause == CauseDown && !r.until.IsZero() && !now.Before(r.until) {
 			r.probing = true
 		}
@@ -112,7 +121,7 @@ func (h *health) end() {
 
 // probedLocked ends the probe, however it fared: a rest that nobody is finding out about must not wait for that.
 func (h *health) probedLocked(model string) {
-	for _, scope := range [...]string{"", model} {
+	for _, scope := range scopes(model) {
 		if r := h.rests[scope]; r != nil {
 			r.probing = false
 		}
@@ -126,20 +135,21 @@ func (h *health) answered(model string, status int, header http.Header, sent, no
 	defer h.mu.Unlock()
 	h.probedLocked(model)
 	told, _ := RetryAfter(header, now)
+	own := scopes(model)[1]
 	switch {
 	case status == http.StatusUnauthorized:
 		h.restLocked("", CauseRefused, 0, now)
 	case status == http.StatusForbidden:
-		r := h.ofLocked(model)
+		r := h.ofLocked(own)
 		if r.refusals++; r.refusals >= refusedAfter {
-			h.restLocked(model, CauseRefused, 0, now)
+			h.restLocked(own, CauseRefused, 0, now)
 		}
 	case status == http.StatusTooManyRequests, unavailable(status) && told > 0:
-		h.restLocked(model, CauseLimited, told, now)
+		h.restLocked(own, CauseLimited, told, now)
 	case unavailable(status):
-		h.failedLocked(model, now, down)
+		h.failedLocked(own, now, down)
 	default:
-		for _, scope := range [...]string{"", model} {
+		for _, scope := range scopes(model) {
 			if r := h.rests[scope]; r != nil && !r.began.After(sent) {
 				delete(h.rests, scope)
 			}

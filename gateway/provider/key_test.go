@@ -129,6 +129,13 @@ func TestRestsAreOfWhatWasSentSince(t *testing.T) {
 	k.answered(chatModel, 200, nil, until, until, 0)
 	require.Empty(t, k.Rests(now))
 
+	k.answered("", 429, nil, now, now, 0) // for something stored
+	until, _ = k.resting(chatModel, now, false)
+	require.Zero(t, until, "models rest")
+	until, _ = k.resting("", now, false)
+	require.NotZero(t, until)
+	k.answered("", 200, nil, until, until, 0)
+
 	for range 3 * refusedAfter {
 		k.answered(chatModel, 403, nil, now, now, 0)
 		k.answered(chatModel, 200, nil, now, now, 0)
