@@ -161,10 +161,11 @@ const spreadFor = time.Second
 
 // workerOf is the first worker while it keeps up, since one large batch takes less than two small ones. Else it has one worker
 // settle all events of a reservation: of two that insert its row at once, one would have to begin its whole batch anew. The id is
-// looked for where events have it and not decoded: one that is not found costs time, and no more.
+// looked for where events have it and not decoded: one that is not found costs time, and no more. A worker that hangs makes the
+// others wait: they would meet on the same Postgres.
 func (s *Settler) workerOf(body []byte) int {
 	now := time.Now().UnixNano()
-	if len(s.messages[0]) > s.config.Batch/2 {
+	if len(s.messages[0]) > cap(s.messages[0])/2 {
 		s.spread.Store(now + spreadFor.Nanoseconds())
 	}
 	if now > s.spread.Load() {

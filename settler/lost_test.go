@@ -2,6 +2,7 @@ package settler_test
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"testing"
 	"time"
@@ -140,13 +141,12 @@ func TestAnotherRedisIsNoticedWhileARebuildWaits(t *testing.T) {
 	require.NoError(t, server.Kill())
 	require.NoError(t, server.Restart(t.Context()))
 	w.eventually(func() error {
-		if w.generation() == before {
-			return fmt.Errorf("the generation is still %s", before)
+		if w.generation() != before {
+			return nil
 		}
-		return nil
+		_, err := presence.PutString(t.Context(), "gw-paused", "") // present for as long as it takes
+		return errors.Join(fmt.Errorf("the generation is still %s", before), err)
 	})
-	_, err = presence.Get(t.Context(), "gw-paused")
-	require.NoError(t, err, "the rebuild had ended")
 	require.NoError(t, presence.Delete(t.Context(), "gw-paused"))
 	w.awaitRedis(500, 0)
 }

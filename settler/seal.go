@@ -29,7 +29,10 @@ func (s *Settler) sealer() func(context.Context) error {
 			last, atLeast = s.now(), 1
 		}
 		sealed, err := s.store.Seal(ctx, atLeast, sealBlock)
-		s.metrics.unsealed.Set(float64(sealed.Behind))
+		// Where it was only looked how much waits, what failed before is not mended.
+		if sealed.Behind > 0 || err == nil && (atLeast == 1 || sealed.Rows > 0) {
+			s.metrics.unsealed.Set(float64(sealed.Behind))
+		}
 		return err
 	}
 }

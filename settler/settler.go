@@ -26,7 +26,7 @@ import (
 // worker and eight more.
 type Deps struct {
 	Store    *pg.Store
-	Scripts  *lua.Scripts // with a timeout of a second or so: nobody waits for a write-back
+	Scripts  *lua.Scripts // with a timeout of a second or so: the next batch waits for a write-back
 	NATS     *nats.Conn
 	Log      *slog.Logger
 	Registry prometheus.Registerer
@@ -78,7 +78,7 @@ func New(config Config, d Deps) (*Settler, error) {
 		keys: directory.NewSync(d.Store, js), granted: make(chan struct{}, 1),
 	}
 	for range config.Workers {
-		s.messages = append(s.messages, make(chan jetstream.Msg, config.Batch))
+		s.messages = append(s.messages, make(chan jetstream.Msg, max(1, config.Batch/config.Workers)))
 	}
 	s.store.Guard()
 	s.generations = rebuild.NewGenerations(js, config.Replicas, d.Now)

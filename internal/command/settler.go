@@ -93,5 +93,5 @@ func runSettler(ctx context.Context, config settlerConfig) error {
 	return runWithAdmin(ctx, registry, log, listener, func(context.Context) error { return s.Ready() }, s.Run)
 }
 
-// writeBackTimeout bounds one Redis call of the settler: no request waits for it.
+// writeBackTimeout bounds one Redis call of the settler: no request waits for it, but the next batch does.
 const writeBackTimeout = time.Second

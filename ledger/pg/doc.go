@@ -9,9 +9,11 @@
 //  2. reservations: insert those that are new in the state that the batch's events fold to; lock and change the others.
 //  3. transfers: one debit and one credit each, never changed.
 //  4. budgets: one upsert per counter with the batch's summed difference; version + 1. They are the hottest rows and come
-//     last, so that they are locked for the shortest time.
+//     last, so that they are locked for the shortest time. Sessions of one store take turns from here until they are closed, so
+//     that Redis learns of budgets in the order of their versions.
 //
-// Everything is locked in the order of its key, so that any number of settlers never deadlock.
+// Everything is locked in the order of its key, and nobody who has the turn waits for rows of the steps before it, so that any
+// number of settlers never deadlock.
 //
 // # States
 //

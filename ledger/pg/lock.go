@@ -12,15 +12,17 @@ import (
 // before a settlement's transaction until after its write-back, nobody reads budgets in order to overwrite Redis.
 const rebuildLock = 0x746f6c6c // "toll"
 
-// Session holds the advisory lock on a connection of its own. Not safe for concurrent use. The caller closes it.
+// Session holds the advisory lock on a connection of its own. Not safe for concurrent use. The caller closes it, soon: after a Post
+// other sessions of the store wait with theirs until then.
 type Session struct {
-	store *Store
-	conn  *pgxpool.Conn
-	known *families // what settlements count besides what events name
-	turns bool      // it is this session's turn
+	store   *Store
+	conn    *pgxpool.Conn
+	known   *families // what settlements count besides what events name
+	hasTurn bool      // see awaitTurn
 }
 
-// Settling waits for rebuilds to end, then keeps them out until the session is closed. Settlements do not exclude each other.
+// Settling waits for rebuilds to end, then keeps them out until the session is closed. Settlements do not exclude each other
+// until they come to the budgets.
 func (s *Store) Settling(ctx context.Context) (*Session, error) {
 	const query = `SELECT pg_advisory_lock_shared($1)`
 	return s.session(ctx, query)
@@ -50,15 +52,15 @@ func (s *Store) session(ctx context.Context, query string) (*Session, error) {
 	return session, nil
 }
 
-// takeTurn waits until no other session of the store is between its budgets and its end: what the store's settlements say of a budget
+// awaitTurn waits until no other session of the store is between its budgets and its end: what the store's settlements say of a budget
 // reaches Redis in the order of its versions. The batches wait for each other's budgets anyway, and do all else side by side.
-func (s *Session) takeTurn(ctx context.Context) error {
-	if s.turns {
+func (s *Session) awaitTurn(ctx context.Context) error {
+	if s.hasTurn {
 		return nil
 	}
 	select {
 	case s.store.turn <- struct{}{}:
-		s.turns = true
+		s.hasTurn = true
 		return nil
 	case <-ctx.Done():
 		return fmt.Errorf("wait for the batch before: %w", context.Cause(ctx))
@@ -66,8 +68,8 @@ func (s *Session) takeTurn(ctx context.Context) error {
 }
 
 func (s *Session) giveTurn() {
-	if s.turns {
-		s.turns = false
+	if s.hasTurn {
+		s.hasTurn = false
 		<-s.store.turn
 	}
 }

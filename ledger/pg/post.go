@@ -72,14 +72,15 @@ type Ending struct {
 
 // Post settles a batch in one transaction, see the package comment. It may be repeated with the same events: then it changes
 // nothing and answers the same write-back with present values. When Permanent(err), some event of the batch can never be
-// posted; all other errors may be retried. Nothing is written when it errs.
+// posted; all other errors may be retried. Nothing is written when it errs. Once it has posted, other sessions of the store wait
+// before their budgets until this one posts again or is closed.
 func (s *Session) Post(ctx context.Context, batch []Received) (Result, error) {
 	if err := s.store.ensureAccounts(ctx, s.conn, accountsOf(batch)); err != nil {
 		return Result{}, err
 	}
 	for {
 		s.giveTurn() // nobody waits for the rows of another batch while others wait for him
-		p := &posting{store: s.store, budgetsNext: s.takeTurn, fates: make([]Fate, len(batch)), counting: newCounting(s.known.list)}
+		p := &posting{store: s.store, awaitTurn: s.awaitTurn, fates: make([]Fate, len(batch)), counting: newCounting(s.known.list)}
 		err := pgx.BeginTxFunc(ctx, s.conn, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
 			return p.run(ctx, tx, batch)
 		})
@@ -106,7 +107,7 @@ type posting struct {
 	counting *counting
 	counters map[*event.Event][]ledger.Counter // see countersOf
 
-	budgetsNext func(context.Context) error // waits until budgets may be written; nil does not
+	awaitTurn func(context.Context) error // waits until budgets may be written; nil does not
 }
 
 // entry is one event of the batch.
@@ -136,8 +137,8 @@ func (p *posting) project(ctx context.Context, tx pgx.Tx, batch []Received, conf
 	if err := p.insertTransfers(ctx, tx); err != nil {
 		return err
 	}
-	if p.budgetsNext != nil {
-		if err := p.budgetsNext(ctx); err != nil {
+	if p.awaitTurn != nil {
+		if err := p.awaitTurn(ctx); err != nil {
 			return err
 		}
 	}

@@ -53,7 +53,7 @@ const sealHash = `sha256(s.previous || convert_to(ROW(s.block, s.first_serial, s
 // Sealed says how far the chain reaches.
 type Sealed struct {
 	Rows   int64 // sealed by this call
-	Behind int64 // serials that were drawn before this call and are not sealed after it
+	Behind int64 // serials that were drawn before this call and are not sealed after it; 0 where they wait for more
 }
 
 // Seal appends to the chain whatever rows can no longer change, in blocks of at most blockSize serials, unless fewer than atLeast

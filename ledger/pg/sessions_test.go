@@ -92,6 +92,10 @@ func TestSessionsEndInTheOrderOfTheirBudgets(t *testing.T) {
 		_, err := session.Post(ctx, []pg.Received{received(t, newEvent(event.KindUsed, "checkout", r, uint64(n)), uint64(n))})
 		return err
 	}
+	grant := func(session *pg.Session) error {
+		_, err := session.Post(ctx, []pg.Received{received(t, granted("g-1", 1, start, nil), 1)})
+		return err
+	}
 	settling := func() (session *pg.Session, end func()) {
 		session, err := store.Settling(ctx)
 		require.NoError(t, err)
@@ -111,6 +115,12 @@ func TestSessionsEndInTheOrderOfTheirBudgets(t *testing.T) {
 	go func() { done <- settle(ctx, third, 2) }()
 	end()
 	require.NoError(t, <-done)
+
+	// Who fails after it was his turn does not keep it.
+	require.NoError(t, grant(third))
+	require.True(t, pg.Permanent(grant(third)), "the grant is there already")
+	fourth, _ := settling()
+	require.NoError(t, settle(ctx, fourth, 4))
 }
 
 // deal is the events in a random order, a third of them twice, cut into batches of random size.

@@ -16,7 +16,7 @@ import (
 // Store is the ledger in one Postgres database. Safe for concurrent use; the caller closes it.
 type Store struct {
 	pool *pgxpool.Pool
-	turn chan struct{} // full while a session has the turn, see Session.takeTurn
+	turn chan struct{} // full while a session has the turn, see Session.awaitTurn
 
 	mu       sync.Mutex
 	guarded  bool             // see Guard
