@@ -75,23 +75,58 @@ func (r *reservationRow) rank() int {
 	}
 }
 
-// writeReservations brings the row of every touched reservation to the state that all events known so far fold to: new rows by
-// COPY, those that were there before by an update where a new event outranks what they say.
+// writeReservations brings the row of every touched reservation to the state that all events known so far fold to. New rows go
+// first: where another settler inserts the same one, its commit is waited for, and the row is changed like any that was there.
 func (p *posting) writeReservations(ctx context.Context, tx pgx.Tx) error {
-	before, err := p.lockReservations(ctx, tx)
+	const insert = `
+INSERT INTO reservations (` + reservationColumns + `)
+SELECT ` + reservationValues + ` FROM ` + reservationUnnest + `
+ON CONFLICT DO NOTHING
+RETURNING reservation_id`
+	var fresh, present []*touch
+	for _, t := range p.touched {
+		if t.freshTop == nil {
+			present = append(present, t)
+			continue
+		}
+		t.row = rowOf(t.freshTop, t.released)
+		fresh = append(fresh, t)
+	}
+	if len(fresh) > 0 {
+		rows, err := tx.Query(ctx, insert, reservationArrays(fresh)...)
+		if err != nil {
+			return fmt.Errorf("insert reservations: %w", err)
+		}
+		made := make(map[string]bool, len(fresh))
+		var id string
+		if _, err := pgx.ForEachRow(rows, []any{&id}, func() error {
+			made[id] = true
+			return nil
+		}); err != nil {
+			return fmt.Errorf("insert reservations: %w", err)
+		}
+		for _, t := range fresh {
+			if !made[t.id] {
+				present = append(present, t)
+			}
+		}
+	}
+	return p.changeReservations(ctx, tx, present)
+}
+
+// changeReservations locks rows that were there before the batch, and replaces those that a new event outranks.
+func (p *posting) changeReservations(ctx context.Context, tx pgx.Tx, present []*touch) error {
+	before, err := lockReservations(ctx, tx, present)
 	if err != nil {
 		return err
 	}
-	var made, replaced []*touch
+	var replaced []*touch
 	var undone, flagged []string
-	for _, t := range p.touched {
+	for _, t := range present {
 		old, found := before[t.id]
 		switch {
-		case !found && t.freshTop == nil:
-			return fmt.Errorf("reservation %s has events but no row", t.id)
 		case !found:
-			t.row = rowOf(t.freshTop, t.released)
-			made = append(made, t)
+			return fmt.Errorf("reservation %s has events but no row", t.id)
 		case t.freshTop == nil || rank(t.freshTop) < old.rank() || old.state == statePending && !grows(old, t.freshTop):
 			t.row = old
 			if t.released && old.state == stateSettled {
@@ -110,9 +145,6 @@ func (p *posting) writeReservations(ctx context.Context, tx pgx.Tx) error {
 	}
 	if err := p.loadUndone(ctx, tx, undone); err != nil {
 		return err
-	}
-	if err := copyRows(ctx, tx, "reservations", reservationColumns, len(made), append(reservationArrays(made), flagsOf(made))); err != nil {
-		return fmt.Errorf("insert reservations: %w", err)
 	}
 	return updateReservations(ctx, tx, replaced, flagged)
 }
@@ -143,8 +175,8 @@ func (p *posting) loadUndone(ctx context.Context, tx pgx.Tx, ids []string) error
 	return nil
 }
 
-// lockReservations reads, and locks in the order of their ids, the rows that were there before this batch.
-func (p *posting) lockReservations(ctx context.Context, tx pgx.Tx) (map[string]reservationRow, error) {
+// lockReservations reads, and locks in the order of their ids, rows that were there before this batch.
+func lockReservations(ctx context.Context, tx pgx.Tx, touches []*touch) (map[string]reservationRow, error) {
 	const query = `
 SELECT r.reservation_id, r.state, r.usage_state, r.held_requests, r.held_tokens, r.held_nanousd,
     r.charged_requests, r.charged_tokens, r.charged_nanousd, r.adjustments, r.flags @> $3
@@ -153,11 +185,11 @@ JOIN reservations r ON r.reservation_id = k.reservation_id AND r.day = k.day
 ORDER BY r.reservation_id
 FOR UPDATE OF r`
 	before := map[string]reservationRow{}
-	if len(p.touched) == 0 {
+	if len(touches) == 0 {
 		return before, nil
 	}
-	ids, days := make([]string, len(p.touched)), make([]time.Time, len(p.touched))
-	for i, t := range p.touched {
+	ids, days := make([]string, len(touches)), make([]time.Time, len(touches))
+	for i, t := range touches {
 		ids[i], days[i] = t.id, day(t.id)
 	}
 	rows, err := tx.Query(ctx, query, ids, days, []string{flagUsedAfterRelease})
@@ -190,7 +222,7 @@ UPDATE reservations r SET flags = array_append(r.flags, $3)
 FROM unnest($1::text[], $2::date[]) AS k (reservation_id, day)
 WHERE r.reservation_id = k.reservation_id AND r.day = k.day`
 	if len(replaced) > 0 {
-		if _, err := tx.Exec(ctx, update, append(reservationArrays(replaced), joinedFlags(replaced))...); err != nil {
+		if _, err := tx.Exec(ctx, update, reservationArrays(replaced)...); err != nil {
 			return fmt.Errorf("update reservations: %w", err)
 		}
 	}
@@ -209,7 +241,7 @@ WHERE r.reservation_id = k.reservation_id AND r.day = k.day`
 // flagSeparator joins the flags of one row in an array of rows: unnest would flatten an array of arrays.
 const flagSeparator = "\x1f"
 
-// reservationArrays are the columns of the touched reservations but for their flags, in the order of reservationColumns.
+// reservationArrays are the columns of the touched reservations, in the order of reservationColumns.
 func reservationArrays(touches []*touch) []any {
 	n := len(touches)
 	texts := make([][]string, 22)
@@ -263,7 +295,7 @@ func reservationArrays(touches []*touch) []any {
 	for _, column := range numbers {
 		args = append(args, column)
 	}
-	return append(args, days, reserved, deadlines, ended, streamed, upstreamIDs(touches))
+	return append(args, days, reserved, deadlines, ended, streamed, upstreamIDs(touches), joinedFlags(touches))
 }
 
 func upstreamIDs(touches []*touch) []string {
@@ -274,17 +306,6 @@ func upstreamIDs(touches []*touch) []string {
 		}
 	}
 	return ids
-}
-
-func flagsOf(touches []*touch) [][]string {
-	flags := make([][]string, len(touches))
-	for i, t := range touches {
-		flags[i] = make([]string, len(t.row.flags))
-		for j, flag := range t.row.flags {
-			flags[i][j] = clean(flag)
-		}
-	}
-	return flags
 }
 
 // joinedFlags gives NULL for no flags, because an empty text would become one empty flag.

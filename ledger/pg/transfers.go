@@ -105,25 +105,24 @@ func correction(cause, expired *event.Event) transfer {
 
 // insertTransfers writes the batch's transfers. Their causes are new events, so none of them is there already.
 func (p *posting) insertTransfers(ctx context.Context, tx pgx.Tx) error {
-	const columns = `event_id, kind, day, debit_account_id, credit_account_id, amount_nanousd, reservation_id, price_row,
-    components, linked_transfer, occurred_at, utc_day`
-	n := len(p.transfer)
-	ids, kinds, days := make([]string, n), make([]string, n), make([]time.Time, n)
-	debits, credits, amounts := make([]int64, n), make([]int64, n), make([]int64, n)
-	reservations, prices, components := make([]*string, n), make([]string, n), make([]*string, n)
-	linked, times, utcDays := make([]*string, n), make([]time.Time, n), make([]time.Time, n)
-	for i, x := range p.transfer {
-		ids[i], kinds[i], days[i] = clean(x.cause.ID), x.kind, day(x.cause.ID)
-		debits[i], credits[i], amounts[i] = p.store.account(x.debit), p.store.account(x.credit), int64(x.amount)
-		prices[i], components[i] = clean(x.priceRow), x.components
-		if r := x.cause.Reservation; r != nil {
-			reservations[i] = &r.ID
-		}
-		linked[i], times[i], utcDays[i] = x.linked, x.occurredAt, x.occurredAt.UTC()
+	if len(p.transfer) == 0 {
+		return nil
 	}
-	err := copyRows(ctx, tx, "transfers", columns, n, []any{
-		ids, kinds, days, debits, credits, amounts, reservations, prices, components, linked, times, utcDays,
-	})
+	columns := []string{
+		"event_id", "kind", "day", "debit_account_id", "credit_account_id", "amount_nanousd", "reservation_id", "price_row",
+		"components", "linked_transfer", "occurred_at", "utc_day",
+	}
+	_, err := tx.CopyFrom(ctx, pgx.Identifier{"transfers"}, columns, pgx.CopyFromSlice(len(p.transfer), func(i int) ([]any, error) {
+		x := &p.transfer[i]
+		var reservation *string
+		if r := x.cause.Reservation; r != nil {
+			reservation = &r.ID
+		}
+		return []any{
+			clean(x.cause.ID), x.kind, day(x.cause.ID), p.store.account(x.debit), p.store.account(x.credit), int64(x.amount), reservation,
+			clean(x.priceRow), x.components, x.linked, x.occurredAt, x.occurredAt.UTC(),
+		}, nil
+	}))
 	if err != nil {
 		return fmt.Errorf("insert transfers: %w", err)
 	}
