@@ -27,8 +27,8 @@ type Config struct {
 	// SweepEvery is how often overdue reservations are looked for, SweepGrace how long after its deadline one is expired.
 	SweepEvery time.Duration `env:"TOLLGATE_SETTLER_SWEEP_EVERY" envDefault:"2s"`
 	SweepGrace time.Duration `env:"TOLLGATE_SETTLER_SWEEP_GRACE" envDefault:"5s"`
-	// RebuildEvery is how often Redis is asked for the mark of the shared counters, and who it is; PresenceWait how long after NATS came back
-	// gateways have to show that they are there, before a rebuild believes that it knows them all.
+	// RebuildEvery is how often Redis is asked for the mark of the shared counters, and which server it is; PresenceWait how long
+	// after NATS came back gateways have to show that they are there, before a rebuild believes that it knows them all.
 	RebuildEvery time.Duration `env:"TOLLGATE_SETTLER_REBUILD_EVERY" envDefault:"1s"`
 	PresenceWait time.Duration `env:"TOLLGATE_SETTLER_PRESENCE_WAIT" envDefault:"5s"`
 	// CompareEvery is how often all that Redis knows is compared with the ledger, app after app.

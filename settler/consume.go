@@ -160,7 +160,7 @@ func (s *Settler) consumeOnce(ctx context.Context) error {
 const spreadFor = time.Second
 
 // workerOf is the first worker while it keeps up, since one large batch takes less than two small ones. Else it has one worker
-// settle all events of a reservation: of two that insert its row at once, one would have to begin its whole batch anew. The id is
+// settle all events of a reservation: of two that insert its row at once, one would wait for the other's whole batch. The id is
 // looked for where events have it and not decoded: one that is not found costs time, and no more. A worker that hangs makes the
 // others wait: they would meet on the same Postgres.
 func (s *Settler) workerOf(body []byte) int {

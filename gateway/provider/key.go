@@ -32,7 +32,7 @@ type rest struct {
 	began    time.Time
 	until    time.Time
 	times    int       // rests in a row, without a success between them
-	refusals int       // in a row, of one model
+	refusals int       // in a row
 	failures int       // in a row, of the cause CauseDown
 	since    time.Time // the first of them
 	probing  bool      // one request is finding out whether it is over
@@ -65,6 +65,7 @@ func Causes() []Cause { return []Cause{CauseLimited, CauseRefused, CauseDown} }
 const downAfter = 5
 
 // refusedAfter is how many 403 in a row make a key rest: one may be about what its request asked for, such as somebody else's file.
+// Where nobody else uses the model meanwhile, that many of one caller do.
 const refusedAfter = 3
 
 // restsOf bounds the rests of each cause. Each is double the one before.
@@ -129,7 +130,8 @@ func (h *health) probedLocked(model string) {
 }
 
 // answered takes what an answer's status says of the key. Success ends every rest of the model that began before the request was
-// sent, and so does an error that may be the request's own fault, such as 400 or 500: somebody was there and took the key.
+// sent, and one of a provider that is down in any case; so does an error that may be the request's own fault, such as 400 or 500:
+// somebody was there and took the key.
 func (h *health) answered(model string, status int, header http.Header, sent, now time.Time, down time.Duration) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -150,7 +152,7 @@ func (h *health) answered(model string, status int, header http.Header, sent, no
 		h.failedLocked(own, now, down)
 	default:
 		for _, scope := range scopes(model) {
-			if r := h.rests[scope]; r != nil && !r.began.After(sent) {
+			if r := h.rests[scope]; r != nil && (r.cause == CauseDown || !r.began.After(sent)) {
 				delete(h.rests, scope)
 			}
 		}

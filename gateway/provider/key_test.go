@@ -136,6 +136,16 @@ func TestRestsAreOfWhatWasSentSince(t *testing.T) {
 	require.NotZero(t, until)
 	k.answered("", 200, nil, until, until, 0)
 
+	for range downAfter {
+		k.unanswered(chatModel, false, now, 0)
+	}
+	until, cause := k.resting(chatModel, now, false)
+	require.Equal(t, CauseDown, cause)
+	k.begin(chatModel, until)
+	k.unanswered(chatModel, false, until.Add(time.Millisecond), 0) // sent long ago
+	k.answered(chatModel, 200, nil, until, until.Add(2*time.Millisecond), 0)
+	require.Empty(t, k.Rests(until), "the probe found somebody there")
+
 	for range 3 * refusedAfter {
 		k.answered(chatModel, 403, nil, now, now, 0)
 		k.answered(chatModel, 200, nil, now, now, 0)

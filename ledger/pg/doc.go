@@ -12,8 +12,8 @@
 //     last, so that they are locked for the shortest time. Sessions of one store take turns from here until they are closed, so
 //     that Redis learns of budgets in the order of their versions.
 //
-// Everything is locked in the order of its key, and nobody who has the turn waits for rows of the steps before it, so that any
-// number of settlers never deadlock.
+// Any number of settlers never deadlock: everything is locked in the order of its key; who inserts reservations holds only rows that
+// nobody sees yet, and who locks them waits only for committed ones; who has the turn waits for no row of the steps before it.
 //
 // # States
 //

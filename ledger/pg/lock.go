@@ -12,8 +12,8 @@ import (
 // before a settlement's transaction until after its write-back, nobody reads budgets in order to overwrite Redis.
 const rebuildLock = 0x746f6c6c // "toll"
 
-// Session holds the advisory lock on a connection of its own. Not safe for concurrent use. The caller closes it, soon: after a Post
-// other sessions of the store wait with theirs until then.
+// Session holds the advisory lock on a connection of its own. Not safe for concurrent use. The caller closes it, soon:
+// see Post.
 type Session struct {
 	store   *Store
 	conn    *pgxpool.Conn

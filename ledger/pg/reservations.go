@@ -114,7 +114,7 @@ RETURNING reservation_id`
 	return p.changeReservations(ctx, tx, present)
 }
 
-// changeReservations locks rows that were there before the batch, and replaces those that a new event outranks.
+// changeReservations locks rows that are there already, and replaces those that a new event outranks.
 func (p *posting) changeReservations(ctx context.Context, tx pgx.Tx, present []*touch) error {
 	before, err := lockReservations(ctx, tx, present)
 	if err != nil {
@@ -175,7 +175,7 @@ func (p *posting) loadUndone(ctx context.Context, tx pgx.Tx, ids []string) error
 	return nil
 }
 
-// lockReservations reads, and locks in the order of their ids, rows that were there before this batch.
+// lockReservations reads, and locks in the order of their ids, rows that are there already.
 func lockReservations(ctx context.Context, tx pgx.Tx, touches []*touch) (map[string]reservationRow, error) {
 	const query = `
 SELECT r.reservation_id, r.state, r.usage_state, r.held_requests, r.held_tokens, r.held_nanousd,

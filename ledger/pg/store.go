@@ -99,14 +99,14 @@ func Permanent(err error) bool {
 	return errors.As(err, &e) && (strings.HasPrefix(e.Code, "22") || strings.HasPrefix(e.Code, "23")) && !raced(err)
 }
 
-// raced reports whether a transaction was rolled back for the sake of another: a deadlock, or a row that another settler
-// inserted after this one had looked for it.
+// raced reports whether a transaction was rolled back for the sake of another: a deadlock, or an event that another
+// settler inserted after this one had looked for it.
 func raced(err error) bool {
 	var e *pgconn.PgError
 	if !errors.As(err, &e) {
 		return false
 	}
-	return e.Code == "40001" || e.Code == "40P01" || e.Code == "23505" && (strings.HasPrefix(e.TableName, "events") || strings.HasPrefix(e.TableName, "reservations"))
+	return e.Code == "40001" || e.Code == "40P01" || e.Code == "23505" && strings.HasPrefix(e.TableName, "events")
 }
 
 // clean makes text that came from outside storable: Postgres takes neither invalid UTF-8 nor NUL.
