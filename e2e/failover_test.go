@@ -42,7 +42,10 @@ func TestFirstDecisions(t *testing.T) {
 	t.Log(strings.TrimSpace(s.CLI("rebuild")))
 	stop()
 
-	replica := s.Lag()
+	replica := s.Replicate()
+	s.AwaitNoticed()
+	tell("a first replica", key)
+	replica.Lag()
 	require.Equal(t, lost, system.Tally(system.Load(lost, 8, spread(t, s, key, steady)))["passed"])
 	replica.Promote()
 	tell("a replica promoted", key)

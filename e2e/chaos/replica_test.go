@@ -3,7 +3,10 @@ package chaos
 import "time"
 
 // lag has a replica of Redis ready that lacks what is written from now on.
-func (r *run) lag() { r.replica = r.Lag() }
+func (r *run) lag() {
+	r.replica = r.Replicate()
+	r.replica.Lag()
+}
 
 // promote makes the replica the Redis of all; what was written since its cut may be admitted again.
 func (r *run) promote() {

@@ -14,14 +14,16 @@ import (
 
 // Replica is a copy of the system's Redis that gets nothing more of it since Cut.
 type Replica struct {
-	Cut time.Time
+	Cut time.Time // zero before Lag
 
 	system *System
 	server *services.Redis
+	link   *stack.Link
 }
 
-// Lag starts a replica, waits until it has everything, and cuts its link: what Redis writes from now on the replica lacks.
-func (s *System) Lag() *Replica {
+// Replicate starts a replica and waits until it has everything. The first one gives Redis another history, so that settlers take it
+// for another Redis: see AwaitNoticed.
+func (s *System) Replicate() *Replica {
 	s.t.Helper()
 	ctx := s.t.Context()
 	server := stack.NewRedis(s.t)
@@ -39,8 +41,25 @@ func (s *System) Lag() *Replica {
 		}
 		return err
 	})
-	link.BlackHole(true)
-	return &Replica{time.Now(), s, server}
+	return &Replica{system: s, server: server, link: link}
+}
+
+// Lag cuts the replica's link: what Redis writes from now on the replica lacks.
+func (r *Replica) Lag() {
+	r.link.BlackHole(true)
+	r.Cut = time.Now()
+}
+
+// AwaitNoticed waits until a settler knows which Redis answers, and has begun to rebuild it.
+func (s *System) AwaitNoticed() {
+	s.t.Helper()
+	s.Eventually(30*time.Second, "the Redis that answers is known", func() error {
+		unnoticed, err := s.unnoticedRedis(s.t.Context())
+		if err == nil && unnoticed > 0 {
+			err = errors.New("marks name another")
+		}
+		return err
+	})
 }
 
 // Promote makes the replica the Redis of all; the one before is gone with what only it had.
