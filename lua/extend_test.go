@@ -155,10 +155,13 @@ func TestExtendManyAtOnce(t *testing.T) {
 	const streams, limit = 16, 1000
 	var granted atomic.Int64
 	var all sync.WaitGroup
-	for i := range streams {
-		call := fullCall(strings.Repeat("s", i+1))
-		call.Rates = nil
-		require.Equal(t, StatusAllowed, s.reserve(call).Status)
+	calls := make([]*ReserveCall, streams)
+	for i := range calls { // all before the first grows: this limit is not theirs
+		calls[i] = fullCall(strings.Repeat("s", i+1))
+		calls[i].Rates = nil
+		require.Equal(t, StatusAllowed, s.reserve(calls[i]).Status)
+	}
+	for _, call := range calls {
 		all.Go(func() {
 			held := ledger.Tokens(10)
 			for {
