@@ -7,10 +7,10 @@
 // # Write-back
 //
 // The workers of a settler tell Redis in the order in which they committed. Two settlers may do so in another order. The newer
-// version of a budget then comes first, and the older one changes nothing: until the older batch's reservations end as well, what they used is counted as used and as held, so
-// Redis may refuse what would fit, never admit what does not. A reservation may end before the batch that opened it is told: its
-// tombstone, of a minute, keeps it from being held again. A batch that is later still holds it again, until the sweep
-// ends it after its deadline.
+// version of a budget then comes first, and the older one changes nothing: until the older batch's reservations end as well, what
+// they used is counted as used and as held, so Redis may refuse what would fit, never admit what does not. A reservation may end
+// before the batch that opened it is told: its tombstone, of a minute, keeps it from being held again. A batch that is later still
+// holds it again, until the sweep ends it after its deadline.
 //
 // # When a part is away
 //

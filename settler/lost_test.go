@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"tollgate/e2e/stack"
+	"tollgate/internal/dev/services"
 	"tollgate/ledger/event"
 )
 
@@ -99,9 +100,9 @@ func TestOpenReservationIsDeleted(t *testing.T) {
 	w.awaitRedis(0, 1000)
 }
 
-// A Redis that was restarted may lack its last writes, although its marks stand.
-func TestAnotherRedisIsNotBelieved(t *testing.T) {
-	t.Parallel()
+// settledOnce is a world with a Redis of its own, where one request was settled, and a settler.
+func settledOnce(t *testing.T) (*world, *services.Redis) {
+	t.Helper()
 	server := stack.NewRedis(t)
 	w := newWorld(t, parts{redisURL: server.URL(0)})
 	w.settle()
@@ -109,6 +110,13 @@ func TestAnotherRedisIsNotBelieved(t *testing.T) {
 	w.reserve(r)
 	w.publish(w.event(event.KindReserved, r), w.event(event.KindUsed, r))
 	w.awaitRedis(500, 0)
+	return w, server
+}
+
+// A Redis that was restarted may lack its last writes, although its marks stand.
+func TestAnotherRedisIsNotBelieved(t *testing.T) {
+	t.Parallel()
+	w, server := settledOnce(t)
 	before := w.generation()
 	w.redis.HSet(t.Context(), "{app:"+app+"}:tg1:budget:total::app:"+app, "used_nanousd", "0") // stands for a write that was lost
 	require.NoError(t, server.Kill())
@@ -120,13 +128,7 @@ func TestAnotherRedisIsNotBelieved(t *testing.T) {
 // A rebuild that waits for a gateway does not keep the settler from noticing that Redis was restarted.
 func TestAnotherRedisIsNoticedWhileARebuildWaits(t *testing.T) {
 	t.Parallel()
-	server := stack.NewRedis(t)
-	w := newWorld(t, parts{redisURL: server.URL(0)})
-	w.settle()
-	r := newReservation(time.Minute)
-	w.reserve(r)
-	w.publish(w.event(event.KindReserved, r), w.event(event.KindUsed, r))
-	w.awaitRedis(500, 0)
+	w, server := settledOnce(t)
 	presence, err := w.js.KeyValue(t.Context(), event.PresenceBucket)
 	require.NoError(t, err)
 	_, err = presence.PutString(t.Context(), "gw-paused", "") // it answers no question, and a rebuild waits for it

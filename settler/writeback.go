@@ -16,13 +16,13 @@ import (
 const (
 	// redisTimeout bounds one app's write-back.
 	redisTimeout = 2 * time.Second
-	// writeBackTimeout bounds that of a whole batch: the next one waits for it in its transaction.
-	writeBackTimeout = 5 * time.Second
+	// writeBacksTimeout bounds that of a whole batch: the next one waits for it in its transaction.
+	writeBacksTimeout = 5 * time.Second
 )
 
 // writeBack tells Redis what Postgres has committed. An app that Redis does not take is remembered; settlement goes on.
 func (s *Settler) writeBack(ctx context.Context, writeBacks []pg.WriteBack) {
-	ctx, cancel := context.WithTimeoutCause(ctx, writeBackTimeout, errors.New("write-back: took more than 5 s"))
+	ctx, cancel := context.WithTimeoutCause(ctx, writeBacksTimeout, errors.New("write-back: took more than 5 s"))
 	defer cancel()
 	for _, w := range writeBacks {
 		if err := s.settleApp(ctx, w); err != nil {
