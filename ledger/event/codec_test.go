@@ -147,6 +147,7 @@ func FuzzDecode(f *testing.F) {
 	require.NoError(f, err)
 	f.Add(data)
 	f.Add([]byte(`{"v":1,"kind":"released","release":{"reason":"OK"}}`))
+	f.Add([]byte(`{"v":1,"reservation":{"counters":[{"tier":"app","family":"app","subject":"app:shop","period":"total"}]}}`))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		e, err := Decode(data)
 		if err != nil {
@@ -172,6 +173,7 @@ func FuzzDecode(f *testing.F) {
 
 func BenchmarkEncode(b *testing.B) {
 	e := used(time.Now().UTC())
+	e.Reservation.Counters = tenCounters(e.OccurredAt)
 	b.ReportAllocs()
 	for b.Loop() {
 		if _, err := e.Encode(); err != nil {
@@ -181,8 +183,11 @@ func BenchmarkEncode(b *testing.B) {
 }
 
 func BenchmarkDecode(b *testing.B) {
-	data, err := used(time.Now().UTC()).Encode()
+	e := used(time.Now().UTC())
+	e.Reservation.Counters = tenCounters(e.OccurredAt)
+	data, err := e.Encode()
 	require.NoError(b, err)
+	b.SetBytes(int64(len(data)))
 	b.ReportAllocs()
 	for b.Loop() {
 		if _, err := Decode(data); err != nil {

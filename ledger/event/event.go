@@ -59,30 +59,30 @@ type Event struct {
 
 // Reservation is what was set aside for one request, and for whom.
 type Reservation struct {
-	ID             string           `json:"id"` // UUIDv7; its time decides the partition of every row about it
-	Key            string           `json:"key"`
-	User           string           `json:"user,omitempty"`
-	Plan           string           `json:"plan"`
-	Provider       string           `json:"provider"`
-	ProviderKey    string           `json:"provider_key,omitempty"` // name of the key that it is asked with, never the key
-	ModelRequested string           `json:"model_requested"`
-	ModelJudged    string           `json:"model_judged,omitempty"`  // as the limits name it, when that is not ModelRequested
-	Model          string           `json:"model"`                   // asked of the provider
-	Endpoint       string           `json:"endpoint"`                // route, e.g. /v1/chat/completions
-	Attempt        int              `json:"attempt"`                 // of the same call, from 1; each has a reservation of its own
-	FirstAttempt   string           `json:"first_attempt,omitempty"` // reservation id of the call's first, "" for that one itself
-	Streamed       bool             `json:"streamed,omitempty"`
-	Held           ledger.Amounts   `json:"held"`                 // at first, and charged to rates
-	Extended       ledger.Amounts   `json:"extended,omitzero"`    // held besides, on counters alone, since the answer outgrew it
-	Extensions     int              `json:"extensions,omitempty"` // how often that was raised
-	Counters       []ledger.Counter `json:"counters,omitempty"`
-	Rates          []Rate           `json:"rates,omitempty"`
-	PriceRow       string           `json:"price_row,omitempty"` // "" when the model has no price and no money budget applied
-	ReservedAt     time.Time        `json:"reserved_at"`
-	Deadline       time.Time        `json:"deadline"` // after it, the reservation may be expired
-	OnExpiry       OnExpiry         `json:"on_expiry"`
-	PolicyRevision string           `json:"policy_revision"`
-	Flags          []string         `json:"flags,omitempty"` // degraded, shadow, unpriced, …
+	ID             string         `json:"id"` // UUIDv7; its time decides the partition of every row about it
+	Key            string         `json:"key"`
+	User           string         `json:"user,omitempty"`
+	Plan           string         `json:"plan"`
+	Provider       string         `json:"provider"`
+	ProviderKey    string         `json:"provider_key,omitempty"` // name of the key that it is asked with, never the key
+	ModelRequested string         `json:"model_requested"`
+	ModelJudged    string         `json:"model_judged,omitempty"`  // as the limits name it, when that is not ModelRequested
+	Model          string         `json:"model"`                   // asked of the provider
+	Endpoint       string         `json:"endpoint"`                // route, e.g. /v1/chat/completions
+	Attempt        int            `json:"attempt"`                 // of the same call, from 1; each has a reservation of its own
+	FirstAttempt   string         `json:"first_attempt,omitempty"` // reservation id of the call's first, "" for that one itself
+	Streamed       bool           `json:"streamed,omitempty"`
+	Held           ledger.Amounts `json:"held"`                 // at first, and charged to rates
+	Extended       ledger.Amounts `json:"extended,omitzero"`    // held besides, on counters alone, since the answer outgrew it
+	Extensions     int            `json:"extensions,omitempty"` // how often that was raised
+	Counters       Counters       `json:"counters,omitempty"`
+	Rates          []Rate         `json:"rates,omitempty"`
+	PriceRow       string         `json:"price_row,omitempty"` // "" when the model has no price and no money budget applied
+	ReservedAt     time.Time      `json:"reserved_at"`
+	Deadline       time.Time      `json:"deadline"` // after it, the reservation may be expired
+	OnExpiry       OnExpiry       `json:"on_expiry"`
+	PolicyRevision string         `json:"policy_revision"`
+	Flags          []string       `json:"flags,omitempty"` // degraded, shadow, unpriced, …
 }
 
 // HeldInAll is what the reservation holds on its counters.

@@ -74,14 +74,23 @@ func unnamedCharges(ctx context.Context, tx pgx.Tx) ([]any, error) {
 // bodyJSON reads an event's body. JSON may spell a NUL character, which Postgres cannot hold even in passing.
 const bodyJSON = `replace(convert_from(e.body, 'UTF8'), '\u0000', '\ufffd')::json`
 
+// countersOfBody lists b.counters, a reservation's counters as jsonb, each as its subject and its window: the two lists that
+// event.Counters writes, or one of whole counters, as events were once written.
+const countersOfBody = `
+    SELECT s AS subject, b.counters -> 'windows' -> place::integer AS budget_window
+    FROM jsonb_array_elements(CASE jsonb_typeof(b.counters) WHEN 'object' THEN b.counters -> 'subjects' END) s,
+        jsonb_array_elements_text(s -> 'windows') place
+    UNION ALL
+    SELECT whole, whole FROM jsonb_array_elements(CASE jsonb_typeof(b.counters) WHEN 'array' THEN b.counters END) whole`
+
 // chargesByBudget derives from the deciding events what every budget must carry, and how much of it nobody judged: what a
 // request used beyond what it held (at first, where its answer outgrew that past a budget that lets it), what adjustments added to
 // it, and all of a request that was admitted without Redis, past a limit that refuses nobody, or under a policy without the budget.
 const chargesByBudget = `
 WITH counted AS (
-    SELECT CASE WHEN c ->> 'tier' IN ('app', 'key', 'user') THEN r.app ELSE '' END AS app,
-        c ->> 'subject' AS subject, c ->> 'period' AS period,
-        coalesce((c ->> 'start')::timestamptz, 'epoch') AS window_start,
+    SELECT CASE WHEN c.subject ->> 'tier' IN ('app', 'key', 'user') THEN r.app ELSE '' END AS app,
+        c.subject ->> 'subject' AS subject, c.budget_window ->> 'period' AS period,
+        coalesce((c.budget_window ->> 'start')::timestamptz, 'epoch') AS window_start,
         r.charged_requests AS requests, r.charged_tokens AS tokens, r.charged_nanousd AS nanousd,
         greatest(r.charged_requests - h.requests, 0) AS over_requests,
         greatest(r.charged_tokens - h.tokens, 0) AS over_tokens,
@@ -99,7 +108,8 @@ WITH counted AS (
              WHEN r.flags && '{outgrown}' THEN coalesce((` + bodyJSON + ` -> 'reservation' -> 'held' ->> 'nanousd')::bigint, 0)
              WHEN r.adjustments > 0 THEN least(r.held_nanousd, (` + bodyJSON + ` -> 'outcome' ->> 'cost_nanousd')::bigint)
              ELSE r.held_nanousd END AS nanousd) h
-    CROSS JOIN LATERAL json_array_elements(` + bodyJSON + ` -> 'reservation' -> 'counters') AS c
+    CROSS JOIN LATERAL (SELECT (` + bodyJSON + ` -> 'reservation' -> 'counters')::jsonb AS counters OFFSET 0) b
+    CROSS JOIN LATERAL (` + countersOfBody + `) c
     WHERE r.state IN ('settled', 'expired')
     UNION ALL
     SELECT n.*, n.requests, n.tokens, n.nanousd
