@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
+	"github.com/redis/go-redis/v9"
 	"golang.org/x/sync/errgroup"
 
 	"tollgate/ledger/event"
@@ -91,8 +92,8 @@ func RunSettle(ctx context.Context, o SettleOptions, out io.Writer) (result *Set
 	rounds := []func() (SettleRound, error){
 		func() (SettleRound, error) { return run.round(ctx, 0, o.Settlers[0]) },
 		func() (SettleRound, error) { return s.bareConsume(ctx, len(b.messages)) },
-		func() (SettleRound, error) { return s.bareCopy(ctx, len(b.messages), "") },
-		func() (SettleRound, error) { return s.bareCopy(ctx, len(b.messages), "INCLUDING ALL") },
+		func() (SettleRound, error) { return s.bareCopy(ctx, len(b.messages), false) },
+		func() (SettleRound, error) { return s.bareCopy(ctx, len(b.messages), true) },
 	}
 	for i, settlers := range o.Settlers[1:] {
 		rounds = append(rounds, func() (SettleRound, error) { return run.round(ctx, i+1, settlers) })
@@ -157,7 +158,7 @@ func (r *settleRun) round(ctx context.Context, i, settlers int) (round SettleRou
 			err = errors.Join(err, r.end(ctx, part))
 		}
 	}()
-	if round, err = r.empty(ctx, round.What, parts, lua.New(client)); err != nil {
+	if round, err = r.empty(ctx, round.What, parts, client); err != nil {
 		return round, err
 	}
 	return round, r.check(ctx)
@@ -202,13 +203,13 @@ func (r *settleRun) startSettlers(ctx context.Context, n int, scripts *lua.Scrip
 }
 
 // empty fills the stream while settlements are kept out, then lets them in and waits until all is acknowledged.
-func (r *settleRun) empty(ctx context.Context, what string, parts []string, scripts *lua.Scripts) (round SettleRound, err error) {
+func (r *settleRun) empty(ctx context.Context, what string, parts []string, client *redis.Client) (round SettleRound, err error) {
 	round.What = what
 	gate, err := r.store.Rebuilding(ctx)
 	if err != nil {
 		return round, err
 	}
-	if err := r.fill(ctx, scripts); err != nil {
+	if err := r.fill(ctx, client); err != nil {
 		gate.Close(ctx)
 		return round, err
 	}
@@ -233,8 +234,9 @@ func (r *settleRun) empty(ctx context.Context, what string, parts []string, scri
 	return round, err
 }
 
-// fill brings the stream and Redis to where gateways would have left them.
-func (r *settleRun) fill(ctx context.Context, scripts *lua.Scripts) error {
+// fill brings the stream and Redis to where gateways would have left them, and has every server write what it owes for that.
+func (r *settleRun) fill(ctx context.Context, client *redis.Client) error {
+	scripts := lua.New(client)
 	for app, opens := range r.backlog.opens {
 		if _, err := scripts.Settle(ctx, app, nil, opens, nil); err != nil {
 			return err
@@ -243,7 +245,30 @@ func (r *settleRun) fill(ctx context.Context, scripts *lua.Scripts) error {
 	if err := r.backlog.publish(ctx, r.nc); err != nil {
 		return err
 	}
+	if err := rewriteLog(ctx, client); err != nil {
+		return err
+	}
 	return r.checkpoint(ctx)
+}
+
+// rewriteLog has Redis shorten its log now. It would else begin in the middle of a measurement, because of the reservations of the
+// whole backlog, which are never open at once anywhere else.
+func rewriteLog(ctx context.Context, client *redis.Client) error {
+	if err := client.BgRewriteAOF(ctx).Err(); err != nil {
+		return fmt.Errorf("shorten Redis's log: %w", err)
+	}
+	for {
+		info, err := client.InfoMap(ctx, "persistence").Result()
+		if err != nil {
+			return fmt.Errorf("shorten Redis's log: %w", err)
+		}
+		if p := info["Persistence"]; p["aof_rewrite_in_progress"] == "0" && p["aof_rewrite_scheduled"] == "0" {
+			return nil
+		}
+		if !sleepUntil(ctx, time.Now().Add(20*time.Millisecond)) {
+			return context.Cause(ctx)
+		}
+	}
 }
 
 // awaitEmpty waits until a consumer has everything acknowledged, and notes how far it came on the way.
