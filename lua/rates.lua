@@ -80,7 +80,7 @@ function correct.bucket(rate, _, held, spent)
   debt = max(0, debt - max(0, now - ts) * drain)
   debt = max(0, debt + (spent - held) * per_unit)
   rate.life = ceil(debt / drain / 1000) + 1000
-  return format('%.0f %.0f %.0f %.0f', debt, max(now, ts), per_unit, drain)
+  return format('%.0f %d %d %d', debt, max(now, ts), per_unit, drain)
 end
 
 -- window: start, length, units. The later start stands: where the clock stepped back, the window that had begun goes on, and

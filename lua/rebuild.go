@@ -278,16 +278,12 @@ func wrapOverdue(app string, err error) error {
 func (s *Scripts) EndOverdue(ctx context.Context, app string, o Overdue) error {
 	c := s.newSettleCall(app)
 	c.endingKeys = []string{reservationKey(app, o.ReservationID)}
-	c.endingArgs = []any{o.ReservationID, len(o.counterKeys)}
+	places := make([]int, len(o.counterKeys))
 	for i, key := range o.counterKeys {
-		c.counterKeys = append(c.counterKeys, key)
-		ttl, err := s.client.PTTL(ctx, key).Result()
-		if err != nil {
-			return fmt.Errorf("end overdue %s: %w", o.ReservationID, err)
-		}
-		c.counterArgs = append(c.counterArgs, 0, 0, 0, 0, max(ttl, windowGrace).Milliseconds())
-		c.endingArgs = append(c.endingArgs, i+1)
+		c.addCounter(key, windowGrace, false)
+		places[i] = i + 1
 	}
+	c.endingArgs = []any{o.ReservationID, c.groupOf(places)}
 	keys, args := c.build()
 	if _, err := s.run(ctx, s.settle, keys, args); err != nil {
 		return fmt.Errorf("end overdue %s: %w", o.ReservationID, err)
