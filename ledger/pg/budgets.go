@@ -32,38 +32,23 @@ func (k budgetKey) compare(other budgetKey) int {
 		cmp.Compare(k.period, other.period), cmp.Compare(k.start, other.start))
 }
 
-func (k budgetKey) less(other budgetKey) bool { return k.compare(other) < 0 }
-
 // budgetDelta is one budget that a batch changes, or whose present values Redis must learn.
 type budgetDelta struct {
+	key     budgetKey
 	counter ledger.Counter
 	change  ledger.Amounts
 	used    ledger.Amounts // after the batch
 	version int64          // after the batch; 0 when there is no such budget yet
 }
 
-// budgetKeys lists the budgets of a reservation that has ended: those that carry it, and those that did.
-func (p *posting) budgetKeys(t *touch) []budgetKey {
-	var keys []budgetKey
-	for _, e := range []*event.Event{t.top, t.undone} {
-		if e == nil {
-			continue
-		}
-		for _, c := range p.countersOf(e) {
-			keys = append(keys, keyOf(e.App, c))
-		}
-	}
-	return keys
-}
-
 // collectBudgets sums, per budget and transfer, what the batch changes.
 func (p *posting) collectBudgets() {
-	p.budgets, p.counters = map[budgetKey]*budgetDelta{}, map[*event.Event][]ledger.Counter{}
+	p.budgets, p.counted = map[budgetKey]*budgetDelta{}, map[*event.Event][]*budgetDelta{}
 	for _, t := range p.touched {
 		if t.row.state == statePending {
 			continue
 		}
-		p.charge(t.top, ledger.Amounts{})
+		p.budgetsOf(t.top) // which Redis must learn of, also where they do not change
 		if t.undone != nil {
 			p.charge(t.undone, ledger.Amounts{}.Sub(t.undone.Reservation.HeldInAll()))
 			p.transfer = append(p.transfer, correction(t.row.event, t.undone))
@@ -76,29 +61,41 @@ func (p *posting) collectBudgets() {
 }
 
 func (p *posting) charge(e *event.Event, amounts ledger.Amounts) {
-	for _, c := range p.countersOf(e) {
-		p.add(e.App, c, amounts)
+	for _, b := range p.budgetsOf(e) {
+		b.change = b.change.Add(amounts)
 	}
 }
 
 func (p *posting) add(app string, c ledger.Counter, amounts ledger.Amounts) {
-	key := keyOf(app, c)
-	b := p.budgets[key]
-	if b == nil {
-		b = &budgetDelta{counter: c}
-		p.budgets[key] = b
-	}
+	b := p.budget(app, c)
 	b.change = b.change.Add(amounts)
 }
 
-// countersOf are the counters that the event's reservation counts in: those it names, and those of known families besides.
-func (p *posting) countersOf(e *event.Event) []ledger.Counter {
-	counters, ok := p.counters[e]
-	if !ok {
-		counters = append(slices.Clip(e.Reservation.Counters), p.counting.missing(e)...)
-		p.counters[e] = counters
+// budget is the one that the app's counter counts in.
+func (p *posting) budget(app string, c ledger.Counter) *budgetDelta {
+	key := keyOf(app, c)
+	b := p.budgets[key]
+	if b == nil {
+		b = &budgetDelta{key: key, counter: c}
+		p.budgets[key] = b
 	}
-	return counters
+	return b
+}
+
+// budgetsOf are the budgets that the event's reservation counts in: those it names, and those of known families besides.
+func (p *posting) budgetsOf(e *event.Event) []*budgetDelta {
+	if budgets, ok := p.counted[e]; ok {
+		return budgets
+	}
+	budgets := make([]*budgetDelta, 0, len(e.Reservation.Counters))
+	for _, c := range e.Reservation.Counters {
+		budgets = append(budgets, p.budget(e.App, c))
+	}
+	for _, c := range p.counting.missing(e) {
+		budgets = append(budgets, p.budget(e.App, c))
+	}
+	p.counted[e] = budgets
+	return budgets
 }
 
 // queueBudgets adds the differences, in the order of the keys, and reads the budgets that only Redis needs.

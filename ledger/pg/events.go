@@ -4,7 +4,8 @@ import (
 	"context"
 	"crypto/sha256"
 	"fmt"
-	"sort"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -29,20 +30,20 @@ func (p *posting) insertEvents(ctx context.Context, tx pgx.Tx, batch []Received)
 	// the first of two with the same id win.
 	entries := make([]*entry, len(batch))
 	for i := range batch {
-		entries[i] = &entry{Received: &batch[i], index: i, hash: event.Hash(batch[i].Body)}
+		id := batch[i].Event.ID
+		entries[i] = &entry{Received: &batch[i], index: i, id: clean(id), day: day(id), hash: event.Hash(batch[i].Body)}
 	}
-	sort.SliceStable(entries, func(i, j int) bool { return entries[i].Event.ID < entries[j].Event.ID })
+	slices.SortStableFunc(entries, func(a, b *entry) int { return strings.Compare(a.id, b.id) })
 	hashes, err := storedHashes(ctx, tx, entries)
 	if err != nil {
 		return nil, err
 	}
 	var conflicts []*entry
 	for _, x := range entries {
-		id := clean(x.Event.ID)
-		hash, known := hashes[id]
+		hash, known := hashes[x.id]
 		switch {
 		case !known:
-			hashes[id] = x.hash // a second one in the batch is no longer new
+			hashes[x.id] = x.hash // a second one in the batch is no longer new
 			p.fates[x.index] = FatePosted
 			p.fresh = append(p.fresh, x)
 		case hash == x.hash:
@@ -64,7 +65,7 @@ func copyEvents(ctx context.Context, tx pgx.Tx, fresh []*entry) error {
 		x := fresh[i]
 		e := x.Event
 		return []any{
-			clean(e.ID), day(e.ID), string(e.Kind), clean(e.App), clean(e.Producer), int64(e.Sequence), e.OccurredAt, x.hash[:], x.Body,
+			x.id, x.day, string(e.Kind), clean(e.App), clean(e.Producer), int64(e.Sequence), e.OccurredAt, x.hash[:], x.Body,
 		}, nil
 	}))
 	if err != nil {
@@ -81,7 +82,7 @@ FROM unnest($1::text[], $2::date[]) AS k (event_id, day)
 JOIN events e ON e.event_id = k.event_id AND e.day = k.day`
 	ids, days := make([]string, len(entries)), make([]time.Time, len(entries))
 	for i, x := range entries {
-		ids[i], days[i] = clean(x.Event.ID), day(x.Event.ID)
+		ids[i], days[i] = x.id, x.day
 	}
 	rows, err := tx.Query(ctx, query, ids, days)
 	if err != nil {

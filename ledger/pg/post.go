@@ -4,7 +4,10 @@ import (
 	"context"
 	"crypto/sha256"
 	"fmt"
-	"sort"
+	"maps"
+	"slices"
+	"strings"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 
@@ -105,7 +108,7 @@ type posting struct {
 	budgets  map[budgetKey]*budgetDelta
 	transfer []transfer
 	counting *counting
-	counters map[*event.Event][]ledger.Counter // see countersOf
+	counted  map[*event.Event][]*budgetDelta // see budgetsOf
 
 	awaitTurn func(context.Context) error // waits until budgets may be written; nil does not
 }
@@ -114,6 +117,8 @@ type posting struct {
 type entry struct {
 	*Received
 	index int
+	id    string // storable
+	day   time.Time
 	hash  [sha256.Size]byte
 }
 
@@ -238,19 +243,19 @@ func (p *posting) group(batch []Received) {
 			t.freshTop = e
 		}
 	}
-	sort.Slice(p.touched, func(i, j int) bool { return p.touched[i].id < p.touched[j].id })
+	slices.SortFunc(p.touched, func(a, b *touch) int { return strings.Compare(a.id, b.id) })
 }
 
 // writeBacks answers, per app, what Redis must learn. It runs after the transaction.
 func (p *posting) writeBacks() []WriteBack {
 	byApp := map[string]*WriteBack{}
-	keys := map[string]map[budgetKey]bool{}
+	budgets := map[string]map[*budgetDelta]bool{}
 	for _, t := range p.touched {
 		app := t.top.App
 		w := byApp[app]
 		if w == nil {
 			w = &WriteBack{App: app}
-			byApp[app], keys[app] = w, map[budgetKey]bool{}
+			byApp[app], budgets[app] = w, map[*budgetDelta]bool{}
 		}
 		if t.row.state == statePending {
 			if t.reserved != nil {
@@ -263,22 +268,21 @@ func (p *posting) writeBacks() []WriteBack {
 		if t.ends { // who was adjusted has ended long ago
 			w.Endings = append(w.Endings, Ending{Reservation: *t.top.Reservation, Spent: t.row.charged})
 		}
-		for _, key := range p.budgetKeys(t) {
-			keys[app][key] = true
+		for _, e := range []*event.Event{t.top, t.undone} { // the budgets that carry it, and those that did
+			for _, b := range p.counted[e] {
+				budgets[app][b] = true
+			}
 		}
 	}
 	result := make([]WriteBack, 0, len(byApp))
 	for app, w := range byApp {
-		for key := range keys[app] {
-			if b := p.budgets[key]; b.version > 0 {
-				w.Counters = append(w.Counters, CounterState{Counter: b.counter, App: key.app, Used: b.used, Version: b.version})
+		for _, b := range slices.SortedFunc(maps.Keys(budgets[app]), func(a, b *budgetDelta) int { return a.key.compare(b.key) }) {
+			if b.version > 0 {
+				w.Counters = append(w.Counters, CounterState{Counter: b.counter, App: b.key.app, Used: b.used, Version: b.version})
 			}
 		}
-		sort.Slice(w.Counters, func(i, j int) bool {
-			return keyOf(w.App, w.Counters[i].Counter).less(keyOf(w.App, w.Counters[j].Counter))
-		})
 		result = append(result, *w)
 	}
-	sort.Slice(result, func(i, j int) bool { return result[i].App < result[j].App })
+	slices.SortFunc(result, func(a, b WriteBack) int { return strings.Compare(a.App, b.App) })
 	return result
 }
