@@ -24,7 +24,7 @@ func connect(t *testing.T, url string) *pgx.Conn {
 	return conn
 }
 
-// schema lists every table, view, column, constraint, index and function of ours.
+// schema lists every table, view, column, constraint, index, type and function of ours.
 func schema(t *testing.T, url string) []string {
 	t.Helper()
 	const query = `
@@ -33,6 +33,7 @@ FROM information_schema.columns c WHERE c.table_schema IN ('public', 'finance') 
 UNION ALL SELECT 'constraint ' || conrelid::regclass || ' ' || conname || ' ' || pg_get_constraintdef(oid)
 FROM pg_constraint WHERE conrelid <> 0 AND connamespace = 'public'::regnamespace AND conrelid::regclass::text NOT LIKE 'goose%'
 UNION ALL SELECT 'index ' || indexdef FROM pg_indexes WHERE schemaname = 'public' AND tablename NOT LIKE 'goose%'
+UNION ALL SELECT 'attribute ' || udt_name || '.' || attribute_name || ' ' || data_type FROM information_schema.attributes WHERE udt_schema = 'public'
 UNION ALL SELECT 'function ' || oid::regprocedure FROM pg_proc WHERE pronamespace::regnamespace::text IN ('public', 'finance')
 UNION ALL SELECT 'grant ' || grantee || ' ' || privilege_type || ' ' || table_schema || '.' || table_name
 FROM information_schema.role_table_grants WHERE grantee IN ('finance', 'grafana', 'tollgate_app') AND table_name NOT LIKE 'goose%'

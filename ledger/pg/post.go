@@ -94,6 +94,7 @@ func (s *Session) Post(ctx context.Context, batch []Received) (Result, error) {
 			continue // another settler has committed meanwhile, so it does not go on for ever
 		default:
 			s.giveTurn()
+			forgetIncomingType(s.conn.Conn())
 			return Result{}, fmt.Errorf("post %d events: %w", len(batch), err)
 		}
 	}

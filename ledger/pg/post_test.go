@@ -367,8 +367,9 @@ func (m *model) budgets() []string {
 
 func BenchmarkPost(b *testing.B) {
 	store := open(b)
-	for _, size := range []int{100, 500, 1000} {
+	for _, size := range []int{2, 20, 100, 500, 1000} {
 		b.Run(fmt.Sprint(size), func(b *testing.B) {
+			b.ReportAllocs()
 			seq := uint64(0)
 			for b.Loop() {
 				b.StopTimer()

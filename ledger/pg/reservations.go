@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -80,7 +79,7 @@ func (r *reservationRow) rank() int {
 func (p *posting) writeReservations(ctx context.Context, tx pgx.Tx) error {
 	const insert = `
 INSERT INTO reservations (` + reservationColumns + `)
-SELECT ` + reservationValues + ` FROM ` + reservationUnnest + `
+SELECT n.* FROM ` + incomingReservations + `
 ON CONFLICT DO NOTHING
 RETURNING reservation_id`
 	var fresh, present []*touch
@@ -93,7 +92,11 @@ RETURNING reservation_id`
 		fresh = append(fresh, t)
 	}
 	if len(fresh) > 0 {
-		rows, err := tx.Query(ctx, insert, reservationArrays(fresh)...)
+		incoming, err := incomingArgument(ctx, tx.Conn(), fresh)
+		if err != nil {
+			return err
+		}
+		rows, err := tx.Query(ctx, insert, incoming)
 		if err != nil {
 			return fmt.Errorf("insert reservations: %w", err)
 		}
@@ -214,15 +217,19 @@ FOR UPDATE OF r`
 
 func updateReservations(ctx context.Context, tx pgx.Tx, replaced []*touch, flagged []string) error {
 	const update = `
-UPDATE reservations r SET (` + reservationColumns + `) = ROW (` + reservationValues + `)
-FROM ` + reservationUnnest + `
+UPDATE reservations r SET (` + reservationColumns + `) = ROW (n.*)
+FROM ` + incomingReservations + `
 WHERE r.reservation_id = n.reservation_id AND r.day = n.day`
 	const flag = `
 UPDATE reservations r SET flags = array_append(r.flags, $3)
 FROM unnest($1::text[], $2::date[]) AS k (reservation_id, day)
 WHERE r.reservation_id = k.reservation_id AND r.day = k.day`
 	if len(replaced) > 0 {
-		if _, err := tx.Exec(ctx, update, reservationArrays(replaced)...); err != nil {
+		incoming, err := incomingArgument(ctx, tx.Conn(), replaced)
+		if err != nil {
+			return err
+		}
+		if _, err := tx.Exec(ctx, update, incoming); err != nil {
 			return fmt.Errorf("update reservations: %w", err)
 		}
 	}
@@ -236,102 +243,4 @@ WHERE r.reservation_id = k.reservation_id AND r.day = k.day`
 		}
 	}
 	return nil
-}
-
-// flagSeparator joins the flags of one row in an array of rows: unnest would flatten an array of arrays.
-const flagSeparator = "\x1f"
-
-// reservationArrays are the columns of the touched reservations, in the order of reservationColumns.
-func reservationArrays(touches []*touch) []any {
-	n := len(touches)
-	texts := make([][]string, 22)
-	for i := range texts {
-		texts[i] = make([]string, n)
-	}
-	numbers := make([][]int64, 28)
-	for i := range numbers {
-		numbers[i] = make([]int64, n)
-	}
-	streamed := make([]bool, n)
-	days, reserved, deadlines, ended := make([]time.Time, n), make([]time.Time, n), make([]time.Time, n), make([]*time.Time, n)
-	for i, t := range touches {
-		e, r, row := t.row.event, t.row.event.Reservation, t.row
-		o := e.Outcome
-		if o == nil {
-			o = &event.Outcome{}
-		}
-		days[i], reserved[i], deadlines[i], streamed[i] = day(t.id), r.ReservedAt, r.Deadline, r.Streamed
-		if row.state != statePending {
-			ended[i] = orNull(e.OccurredAt)
-		}
-		finish, status := string(o.Finish), o.Status
-		if e.Release != nil {
-			finish, status = string(e.Release.Reason), e.Release.Status
-		}
-		for c, text := range [...]string{
-			t.id, row.state, e.App, r.Key, r.User, r.Plan, r.Provider, r.ModelRequested, r.ModelJudged, r.Model, o.ModelServed,
-			r.Endpoint, reporter(e), e.TraceID, r.PolicyRevision, priceRow(e), string(r.OnExpiry), string(row.usage), string(o.ServiceTier),
-			finish, r.ProviderKey, r.FirstAttempt,
-		} {
-			texts[c][i] = clean(text)
-		}
-		u := o.Usage
-		for c, number := range [...]int64{
-			int64(r.Attempt), row.held.Requests, int64(row.held.Tokens), int64(row.held.NanoUSD),
-			row.charged.Requests, int64(row.charged.Tokens), int64(row.charged.NanoUSD),
-			int64(u.Input), int64(u.CachedInput), int64(u.CacheWrite5m), int64(u.CacheWrite1h), int64(u.InputAudio), int64(u.InputImage),
-			int64(u.InputVideo), int64(u.CachedInputAudio), int64(u.CachedInputImage),
-			int64(u.Output), int64(u.Reasoning), int64(u.OutputAudio), int64(u.OutputImage), int64(u.OutputVideo),
-			u.Calls.WebSearch, u.Calls.FileSearch, u.Calls.CodeInterpreter,
-			int64(status), o.FirstByteMS, o.DurationMS, int64(row.adjustments),
-		} {
-			numbers[c][i] = number
-		}
-	}
-	args := make([]any, 0, 57)
-	for _, column := range texts {
-		args = append(args, column)
-	}
-	for _, column := range numbers {
-		args = append(args, column)
-	}
-	return append(args, days, reserved, deadlines, ended, streamed, upstreamIDs(touches), joinedFlags(touches))
-}
-
-func upstreamIDs(touches []*touch) []string {
-	ids := make([]string, len(touches))
-	for i, t := range touches {
-		if o := t.row.event.Outcome; o != nil {
-			ids[i] = clean(o.UpstreamID)
-		}
-	}
-	return ids
-}
-
-// joinedFlags gives NULL for no flags, because an empty text would become one empty flag.
-func joinedFlags(touches []*touch) []*string {
-	joined := make([]*string, len(touches))
-	for i, t := range touches {
-		if len(t.row.flags) > 0 {
-			text := clean(strings.Join(t.row.flags, flagSeparator))
-			joined[i] = &text
-		}
-	}
-	return joined
-}
-
-// reporter is who told of the end, which an adjustment does not change.
-func reporter(e *event.Event) string {
-	if e.Adjustment != nil {
-		return e.Adjustment.Gateway
-	}
-	return e.Producer
-}
-
-// priceRow is the row that decided the cost, or the one the estimate was made from.
-func priceRow(e *event.Event) string {
-	if e.Outcome != nil && e.Outcome.PriceRow != "" {
-		return e.Outcome.PriceRow
-	}
-	return e.Reservation.PriceRow
 }
