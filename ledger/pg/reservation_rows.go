@@ -50,6 +50,17 @@ func incomingArgument(ctx context.Context, conn *pgx.Conn, touches []*touch) ([]
 	return a, nil
 }
 
+// incomingMode is how a statement with incomingArgument is sent: bytes of a type need its id to be said with them, which two of the
+// modes that a database URL can ask for (default_query_exec_mode) do not.
+func incomingMode(conn *pgx.Conn) pgx.QueryExecMode {
+	switch mode := conn.Config().DefaultQueryExecMode; mode {
+	case pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol:
+		return pgx.QueryExecModeDescribeExec
+	default:
+		return mode
+	}
+}
+
 // incomingKey is where a connection keeps the id that incomingType has found.
 const incomingKey = "tollgate.incoming_reservation"
 

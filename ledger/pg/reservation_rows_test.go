@@ -152,6 +152,21 @@ func TestPostWithTheRightsOfTheService(t *testing.T) {
 	requireVerified(t, store)
 }
 
+// TestPostInEveryMode settles however the database URL has statements sent.
+func TestPostInEveryMode(t *testing.T) {
+	t.Parallel()
+	for _, mode := range []string{"cache_statement", "cache_describe", "describe_exec", "exec", "simple_protocol"} {
+		t.Run(mode, func(t *testing.T) {
+			t.Parallel()
+			store := openAt(t, setting(t, stack.Postgres(t), "default_query_exec_mode", mode))
+			r := reservation("checkout", 0, start)
+			mustPost(t, store, newEvent(event.KindReserved, "checkout", r, 1))
+			mustPost(t, store, newEvent(event.KindUsed, "checkout", r, 2))
+			requireVerified(t, store)
+		})
+	}
+}
+
 // TestPostBeforeItsMigration waits for it, and goes on when it was taken back and made anew: the batch is not to blame.
 func TestPostBeforeItsMigration(t *testing.T) {
 	t.Parallel()

@@ -96,7 +96,7 @@ RETURNING reservation_id`
 		if err != nil {
 			return err
 		}
-		rows, err := tx.Query(ctx, insert, incoming)
+		rows, err := tx.Query(ctx, insert, incomingMode(tx.Conn()), incoming)
 		if err != nil {
 			return fmt.Errorf("insert reservations: %w", err)
 		}
@@ -229,7 +229,7 @@ WHERE r.reservation_id = k.reservation_id AND r.day = k.day`
 		if err != nil {
 			return err
 		}
-		if _, err := tx.Exec(ctx, update, incoming); err != nil {
+		if _, err := tx.Exec(ctx, update, incomingMode(tx.Conn()), incoming); err != nil {
 			return fmt.Errorf("update reservations: %w", err)
 		}
 	}
