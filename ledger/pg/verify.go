@@ -71,8 +71,9 @@ func unnamedCharges(ctx context.Context, tx pgx.Tx) ([]any, error) {
 	return append(keyArgs(keys), requests, tokens, money), nil
 }
 
-// bodyJSON reads an event's body. JSON may spell a NUL character, which Postgres cannot hold even in passing.
-const bodyJSON = `replace(convert_from(e.body, 'UTF8'), '\u0000', '\ufffd')::json`
+// bodyJSON reads an event's body. JSON may spell a NUL character, which Postgres cannot hold even in passing. The same letters after a
+// backslash that is spelt as two are no NUL: such pairs are put aside, as a character that JSON holds only spelt out.
+const bodyJSON = `replace(replace(replace(convert_from(e.body, 'UTF8'), '\\', chr(1)), '\u0000', '\ufffd'), chr(1), '\\')::json`
 
 // countersOfBody lists b.counters, a reservation's counters as jsonb, each as its subject and its window: the two lists that
 // event.Counters writes, or one of whole counters, as events were once written.

@@ -110,3 +110,16 @@ func TestVerifyReadsWholeCounters(t *testing.T) {
 		require.Equal(t, c.Name != "I5 budgets-equal-charges", c.OK, c.Name)
 	}
 }
+
+// A user may be called anything, also what looks like a NUL character of JSON and is none.
+func TestVerifyReadsAnySubject(t *testing.T) {
+	t.Parallel()
+	store := open(t)
+	for i, user := range []string{`a\u0000b`, `a\\u0000b`, "a\x00b", "a\\\x00b", `\ud800`, "a\x01b\xff\u2028", `\u0000\u0000\`} {
+		r := reservation("checkout", int64(i), start)
+		r.User = user
+		r.Counters = append(r.Counters, ledger.Counter{Tier: ledger.TierUser, Family: "user", Subject: "user:checkout/" + user, Period: ledger.PeriodTotal})
+		mustPost(t, store, newEvent(event.KindReserved, "checkout", r, uint64(2*i+1)), newEvent(event.KindUsed, "checkout", r, uint64(2*i+2)))
+	}
+	requireVerified(t, store)
+}
