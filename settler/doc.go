@@ -19,7 +19,8 @@
 //     a settler that starts refreshes all apps, so what another one remembered when it died is not lost. A Redis that came back
 //     empty has no marks and is rebuilt, see package rebuild.
 //   - The stream: reconnect; a consumer or stream that is gone is made again.
-//   - A message that can never be settled is parked with its reason and acknowledged; the rest of its batch is settled.
+//   - A message that can never be settled is parked with its reason and acknowledged; the rest of its batch is settled. One that
+//     could not be read is tried again by other settlers: those of the version before cannot read all that newer gateways write.
 //
 // # New limits
 //

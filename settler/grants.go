@@ -5,10 +5,11 @@ import (
 	"time"
 
 	"tollgate/ledger/event"
+	"tollgate/ledger/pg"
 )
 
 // noteGrants has gateways told at once when the batch changed what is granted.
-func (s *Settler) noteGrants(batch []delivery) {
+func (s *Settler) noteGrants(batch []pg.Received) {
 	for i := range batch {
 		if batch[i].Event.Kind == event.KindGranted {
 			select {

@@ -129,6 +129,7 @@ func (s *Settler) Run(ctx context.Context) error {
 	group.Go(func() error { return s.serveConfirmations(ctx) })
 	group.Go(func() error { return s.serveFills(ctx) })
 	group.Go(func() error { return s.every(ctx, "refresh", s.config.RebuildEvery, s.refreshDirty) })
+	group.Go(func() error { return s.every(ctx, "parked", parkedEvery, s.parkedReader()) })
 	group.Go(func() error { return s.every(ctx, "sweep", s.config.SweepEvery, s.sweepOnce) })
 	group.Go(func() error { return s.every(ctx, "directory", s.config.DirectoryEvery, s.keys.Run) })
 	group.Go(func() error { return s.tellGrants(ctx) })

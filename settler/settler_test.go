@@ -1,6 +1,7 @@
 package settler_test
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"os"
@@ -96,6 +97,43 @@ func TestParksWhatCannotBeSettled(t *testing.T) {
 		}
 		return nil
 	})
+}
+
+// A settler of the version before cannot read all that a newer gateway writes, and parks it. Who can read it settles it.
+func TestSettlesWhatAnotherCouldNotRead(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, parts{})
+	parkUnread := func(seq uint64, body []byte) {
+		require.NoError(t, w.store.Park(t.Context(), seq, "ledger.used.checkout", "invalid event: of a later version", body, nil))
+	}
+	r, other := newReservation(time.Minute), newReservation(time.Minute)
+	reserved := w.event(event.KindReserved, r)
+	used, err := w.event(event.KindUsed, r).Encode()
+	require.NoError(t, err)
+	large := w.event(event.KindReserved, newReservation(time.Minute))
+	large.Sequence = 1 << 63 // can be read and never be settled
+	w.sequence--
+	unsettled, err := large.Encode()
+	require.NoError(t, err)
+	parkUnread(1, []byte("garbage"))
+	parkUnread(2, unsettled)
+	parkUnread(3, append(bytes.Clone(unsettled), 0xe4))
+	parkUnread(4, used)
+	parkUnread(5, used) // it was delivered twice
+
+	w.settle()
+	w.reserve(r)
+	w.publish(reserved, w.event(event.KindReserved, other), w.event(event.KindUsed, other))
+	w.awaitState(r.ID, "settled")
+	w.awaitRedis(1000, 0)
+	w.requireVerified("I8 nothing-parked")
+	checks, err := w.store.Verify(t.Context())
+	require.NoError(t, err)
+	for _, c := range checks {
+		if c.Name == "I8 nothing-parked" {
+			require.EqualValues(t, 3, c.Figure, "those that nobody can settle")
+		}
+	}
 }
 
 func TestPostgresAway(t *testing.T) {

@@ -114,11 +114,7 @@ func (s *Settler) decode(ctx context.Context, messages []jetstream.Msg) ([]deliv
 			return nil, fmt.Errorf("message on %s: %w", m.Subject(), err)
 		}
 		d.StreamSeq = metadata.Sequence.Stream
-		d.Event, err = event.Decode(d.Body)
-		if err == nil && !utf8.Valid(d.Body) {
-			err = fmt.Errorf("%w: not UTF-8", event.ErrInvalid)
-		}
-		if err != nil {
+		if d.Event, err = read(d.Body); err != nil {
 			if err := s.park(ctx, d, err); err != nil {
 				return nil, err
 			}
@@ -127,6 +123,15 @@ func (s *Settler) decode(ctx context.Context, messages []jetstream.Msg) ([]deliv
 		deliveries = append(deliveries, d)
 	}
 	return deliveries, nil
+}
+
+// read errs with event.ErrInvalid.
+func read(body []byte) (*event.Event, error) {
+	e, err := event.Decode(body)
+	if err == nil && !utf8.Valid(body) {
+		err = fmt.Errorf("%w: not UTF-8", event.ErrInvalid)
+	}
+	return e, err
 }
 
 // park keeps a message that cannot be settled, and takes it off the stream's hands.
@@ -161,18 +166,16 @@ func (s *Settler) post(ctx context.Context, batch []delivery) error {
 
 // postTogether is steps 8 to 10 of the path: one transaction, the write-back, the acknowledgement.
 func (s *Settler) postTogether(ctx context.Context, batch []delivery) error {
-	result, err := s.postAndTell(ctx, batch)
+	received := make([]pg.Received, len(batch))
+	for i := range batch {
+		received[i] = batch[i].Received
+	}
+	result, err := s.postAndTell(ctx, received)
 	if err != nil {
 		return err
 	}
 	s.metrics.batchSize.Observe(float64(len(batch)))
-	for i, fate := range result.Fates {
-		s.metrics.events.WithLabelValues(string(batch[i].Event.Kind), string(fate)).Inc()
-		if fate == pg.FateConflict {
-			s.log.Error("event id is known with other content", "event_id", batch[i].Event.ID, "stream_seq", batch[i].StreamSeq)
-		}
-	}
-	s.noteGrants(batch)
+	s.count(received, result.Fates)
 	for _, d := range batch {
 		if err := d.message.Ack(); err != nil {
 			// Settled all the same: the message comes again and is a duplicate then.
@@ -183,18 +186,25 @@ func (s *Settler) postTogether(ctx context.Context, batch []delivery) error {
 	return nil
 }
 
+// count notes what became of a batch.
+func (s *Settler) count(batch []pg.Received, fates []pg.Fate) {
+	for i, fate := range fates {
+		s.metrics.events.WithLabelValues(string(batch[i].Event.Kind), string(fate)).Inc()
+		if fate == pg.FateConflict {
+			s.log.Error("event id is known with other content", "event_id", batch[i].Event.ID, "stream_seq", batch[i].StreamSeq)
+		}
+	}
+	s.noteGrants(batch)
+}
+
 // postAndTell keeps rebuilds out from before the transaction until after the write-back.
-func (s *Settler) postAndTell(ctx context.Context, batch []delivery) (pg.Result, error) {
+func (s *Settler) postAndTell(ctx context.Context, batch []pg.Received) (pg.Result, error) {
 	session, err := s.store.Settling(ctx)
 	if err != nil {
 		return pg.Result{}, err
 	}
 	defer session.Close(ctx)
-	received := make([]pg.Received, len(batch))
-	for i := range batch {
-		received[i] = batch[i].Received
-	}
-	result, err := session.Post(ctx, received)
+	result, err := session.Post(ctx, batch)
 	if err == nil {
 		s.writeBack(ctx, result.WriteBacks)
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 
@@ -85,6 +86,36 @@ func (s *Store) Park(ctx context.Context, streamSeq uint64, subject, reason stri
 		return fmt.Errorf("park message %d: %w", streamSeq, err)
 	}
 	return nil
+}
+
+// Parked is a message that was parked.
+type Parked struct {
+	ID int64
+	Received
+}
+
+// Unread lists messages that were parked since then because they could not be read, those with an id after the one given, in the order
+// of their ids. Their Event is nil. What is in the ledger by now is listed, too.
+func (s *Store) Unread(ctx context.Context, since time.Time, after int64, limit int) ([]Parked, error) {
+	const query = `
+SELECT parked_id, stream_seq, subject, body FROM parked_events
+WHERE starts_with(reason, $1) AND parked_at >= $2 AND parked_id > $3
+ORDER BY parked_id
+LIMIT $4`
+	rows, err := s.pool.Query(ctx, query, event.ErrInvalid.Error(), since, after, limit)
+	if err != nil {
+		return nil, fmt.Errorf("read parked messages: %w", err)
+	}
+	parked, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (p Parked, err error) {
+		var seq int64
+		err = row.Scan(&p.ID, &seq, &p.Subject, &p.Body)
+		p.StreamSeq = uint64(seq)
+		return p, err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("read parked messages: %w", err)
+	}
+	return parked, nil
 }
 
 // queueProducers records which sequences have arrived. A conflicting event has arrived too: it is parked, not lost.
