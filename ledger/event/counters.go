@@ -49,16 +49,15 @@ func (c Counters) MarshalJSON() ([]byte, error) {
 			places[w] = place
 			j.Windows = append(j.Windows, w)
 		}
-		s := subjectJSON{Tier: x.Tier, Family: x.Family, Subject: x.Subject}
-		if s.Family == string(s.Tier) {
-			s.Family = ""
+		if i == 0 || c[i-1].Tier != x.Tier || c[i-1].Family != x.Family || c[i-1].Subject != x.Subject {
+			s := subjectJSON{Tier: x.Tier, Subject: x.Subject}
+			if x.Family != string(x.Tier) {
+				s.Family = x.Family
+			}
+			j.Subjects = append(j.Subjects, s)
 		}
-		if last := len(j.Subjects) - 1; last >= 0 && j.Subjects[last].Tier == s.Tier && j.Subjects[last].Family == s.Family && j.Subjects[last].Subject == s.Subject {
-			j.Subjects[last].Windows = append(j.Subjects[last].Windows, place)
-			continue
-		}
-		s.Windows = []int{place}
-		j.Subjects = append(j.Subjects, s)
+		s := &j.Subjects[len(j.Subjects)-1]
+		s.Windows = append(s.Windows, place)
 	}
 	return json.Marshal(j)
 }

@@ -55,7 +55,7 @@ func TestCountersReadWhatTheyWrote(t *testing.T) {
 	lagos := ledger.Calendar{Location: time.FixedZone("", 3600)}
 	ten := tenCounters(at)
 	for name, counters := range map[string]Counters{
-		"none":          {},
+		"none":          nil,
 		"ten":           ten,
 		"lying apart":   {ten[0], ten[2], ten[1]},
 		"the same name": {ten[2], {Tier: ledger.TierKey, Family: "key", Subject: ten[2].Subject, Period: ten[2].Period, Window: ten[2].Window}},
@@ -67,10 +67,7 @@ func TestCountersReadWhatTheyWrote(t *testing.T) {
 		require.NoError(t, err)
 		var read Counters
 		require.NoError(t, json.Unmarshal(data, &read), name)
-		require.ElementsMatch(t, counters, read, name)
-		if len(counters) > 0 {
-			require.Equal(t, counters, read, name)
-		}
+		require.Equal(t, counters, read, name)
 	}
 }
 
