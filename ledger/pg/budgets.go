@@ -27,11 +27,6 @@ func keyOf(app string, c ledger.Counter) budgetKey {
 	return budgetKey{app: clean(app), subject: clean(c.Subject), period: c.Period, start: orEpoch(c.Start).UnixMicro()}
 }
 
-func (k budgetKey) compare(other budgetKey) int {
-	return cmp.Or(cmp.Compare(k.app, other.app), cmp.Compare(k.subject, other.subject),
-		cmp.Compare(k.period, other.period), cmp.Compare(k.start, other.start))
-}
-
 // budgetDelta is one budget that a batch changes, or whose present values Redis must learn.
 type budgetDelta struct {
 	key     budgetKey
@@ -39,6 +34,12 @@ type budgetDelta struct {
 	change  ledger.Amounts
 	used    ledger.Amounts // after the batch
 	version int64          // after the batch; 0 when there is no such budget yet
+}
+
+// compare is by key.
+func (b *budgetDelta) compare(other *budgetDelta) int {
+	k, o := &b.key, &other.key
+	return cmp.Or(cmp.Compare(k.app, o.app), cmp.Compare(k.subject, o.subject), cmp.Compare(k.period, o.period), cmp.Compare(k.start, o.start))
 }
 
 // collectBudgets sums, per budget and transfer, what the batch changes.
@@ -117,43 +118,50 @@ SELECT b.app, b.subject, b.period, b.window_start, b.requests, b.tokens, b.nanou
 FROM unnest($1::text[], $2::text[], $3::text[], $4::timestamptz[]) AS k (app, subject, period, window_start)
 JOIN budgets b ON b.app = k.app AND b.subject = k.subject AND b.period = k.period AND b.window_start = k.window_start`
 
-	var changed, unchanged []budgetKey
-	for key, b := range p.budgets {
+	var changed, unchanged []*budgetDelta
+	for _, b := range p.budgets {
 		if b.change == (ledger.Amounts{}) {
-			unchanged = append(unchanged, key)
+			unchanged = append(unchanged, b)
 		} else {
-			changed = append(changed, key)
+			changed = append(changed, b)
 		}
 	}
-	slices.SortFunc(changed, budgetKey.compare)
+	slices.SortFunc(changed, (*budgetDelta).compare)
 	if len(changed) > 0 {
-		out.Queue(upsert, p.budgetArgs(changed)...).Query(p.readBudgets)
+		out.Queue(upsert, slices.Concat(keyArgs(changed), counterArgs(changed), changeArgs(changed))...).Query(p.readBudgets)
 	}
 	if len(unchanged) > 0 {
 		out.Queue(read, keyArgs(unchanged)...).Query(p.readBudgets)
 	}
 }
 
-func keyArgs(keys []budgetKey) []any {
-	n := len(keys)
+func keyArgs(budgets []*budgetDelta) []any {
+	n := len(budgets)
 	apps, subjects, periods, starts := make([]string, n), make([]string, n), make([]string, n), make([]time.Time, n)
-	for i, k := range keys {
+	for i, b := range budgets {
+		k := &b.key
 		apps[i], subjects[i], periods[i], starts[i] = k.app, k.subject, clean(string(k.period)), time.UnixMicro(k.start).UTC()
 	}
 	return []any{apps, subjects, periods, starts}
 }
 
-func (p *posting) budgetArgs(keys []budgetKey) []any {
-	n := len(keys)
+func counterArgs(budgets []*budgetDelta) []any {
+	n := len(budgets)
 	ends, tiers, families, names := make([]*time.Time, n), make([]string, n), make([]string, n), make([]string, n)
-	requests, tokens, money := make([]int64, n), make([]int64, n), make([]int64, n)
-	for i, k := range keys {
-		b := p.budgets[k]
-		c := b.counter
+	for i, b := range budgets {
+		c := &b.counter
 		ends[i], tiers[i], families[i], names[i] = orNull(c.End), clean(string(c.Tier)), clean(c.Family), clean(c.Name())
+	}
+	return []any{ends, tiers, families, names}
+}
+
+func changeArgs(budgets []*budgetDelta) []any {
+	n := len(budgets)
+	requests, tokens, money := make([]int64, n), make([]int64, n), make([]int64, n)
+	for i, b := range budgets {
 		requests[i], tokens[i], money[i] = b.change.Requests, int64(b.change.Tokens), int64(b.change.NanoUSD)
 	}
-	return append(keyArgs(keys), ends, tiers, families, names, requests, tokens, money)
+	return []any{requests, tokens, money}
 }
 
 func (p *posting) readBudgets(rows pgx.Rows) error {

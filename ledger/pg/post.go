@@ -114,7 +114,7 @@ type posting struct {
 	awaitTurn func(context.Context) error // waits until budgets may be written; nil does not
 }
 
-// entry is one event of the batch.
+// entry is one event of the batch. What follows its index is not set in a rebuild, where the event is stored already.
 type entry struct {
 	*Received
 	index int
@@ -277,7 +277,7 @@ func (p *posting) writeBacks() []WriteBack {
 	}
 	result := make([]WriteBack, 0, len(byApp))
 	for app, w := range byApp {
-		for _, b := range slices.SortedFunc(maps.Keys(budgets[app]), func(a, b *budgetDelta) int { return a.key.compare(b.key) }) {
+		for _, b := range slices.SortedFunc(maps.Keys(budgets[app]), (*budgetDelta).compare) {
 			if b.version > 0 {
 				w.Counters = append(w.Counters, CounterState{Counter: b.counter, App: b.key.app, Used: b.used, Version: b.version})
 			}

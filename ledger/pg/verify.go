@@ -61,14 +61,8 @@ func unnamedCharges(ctx context.Context, tx pgx.Tx) ([]any, error) {
 			return nil, fmt.Errorf("verify: %w", err)
 		}
 	}
-	keys := slices.Collect(maps.Keys(p.budgets))
-	n := len(keys)
-	requests, tokens, money := make([]int64, n), make([]int64, n), make([]int64, n)
-	for i, key := range keys {
-		change := p.budgets[key].change
-		requests[i], tokens[i], money[i] = change.Requests, int64(change.Tokens), int64(change.NanoUSD)
-	}
-	return append(keyArgs(keys), requests, tokens, money), nil
+	budgets := slices.Collect(maps.Values(p.budgets))
+	return append(keyArgs(budgets), changeArgs(budgets)...), nil
 }
 
 // bodyJSON reads an event's body. JSON may spell a NUL character, which Postgres cannot hold even in passing. The same letters after a
