@@ -55,9 +55,6 @@ func (s *Store) session(ctx context.Context, query string) (*Session, error) {
 // awaitTurn waits until no other session of the store is between its budgets and its end: what the store's settlements say of a budget
 // reaches Redis in the order of its versions. The batches wait for each other's budgets anyway, and do all else side by side.
 func (s *Session) awaitTurn(ctx context.Context) error {
-	if s.hasTurn {
-		return nil
-	}
 	select {
 	case s.store.turn <- struct{}{}:
 		s.hasTurn = true
