@@ -41,11 +41,11 @@ func incomingArgument(ctx context.Context, conn *pgx.Conn, touches []*touch) ([]
 		return nil, err
 	}
 	a := make(wireArray, 0, len(touches)*reservationBytes)
-	a.begin(rowType, len(touches))
+	a.header(rowType, len(touches))
 	for _, t := range touches {
-		begin := a.open()
+		start := a.open()
 		a.reservation(t)
-		a.close(begin)
+		a.close(start)
 	}
 	return a, nil
 }
@@ -90,8 +90,8 @@ type wireArray []byte
 func (a *wireArray) int32(n int)   { *a = binary.BigEndian.AppendUint32(*a, uint32(n)) }
 func (a *wireArray) int64(n int64) { *a = binary.BigEndian.AppendUint64(*a, uint64(n)) }
 
-// begin starts an array of n elements, in one dimension.
-func (a *wireArray) begin(elementType uint32, n int) {
+// header is what stands before the n elements of an array, in one dimension.
+func (a *wireArray) header(elementType uint32, n int) {
 	dimensions := 1
 	if n == 0 {
 		dimensions = 0
@@ -111,16 +111,21 @@ func (a *wireArray) open() int {
 	return len(*a)
 }
 
-// close fills in the size of the value that began there.
-func (a *wireArray) close(begin int) {
-	binary.BigEndian.PutUint32((*a)[begin-4:], uint32(len(*a)-begin))
+// close fills in the size of the value that starts there.
+func (a *wireArray) close(start int) {
+	binary.BigEndian.PutUint32((*a)[start-4:], uint32(len(*a)-start))
+}
+
+// storable is a text with its size and without its type.
+func (a *wireArray) storable(s string) {
+	s = clean(s)
+	a.int32(len(s))
+	*a = append(*a, s...)
 }
 
 func (a *wireArray) text(s string) {
-	s = clean(s)
 	a.int32(pgtype.TextOID)
-	a.int32(len(s))
-	*a = append(*a, s...)
+	a.storable(s)
 }
 
 func (a *wireArray) number(n int64) {
@@ -143,14 +148,10 @@ func (a *wireArray) bool(b bool) {
 var millennium = time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC)
 
 func (a *wireArray) date(t time.Time) {
-	const day = 24 * 60 * 60
-	days := (t.Unix() - millennium.Unix()) / day
-	if days*day > t.Unix()-millennium.Unix() {
-		days-- // before the millennium, the division rounds up
-	}
+	midnight := t.Truncate(24 * time.Hour) // of UTC; a division would round up before the millennium
 	a.int32(pgtype.DateOID)
 	a.int32(4)
-	a.int32(int(days))
+	a.int32(int((midnight.Unix() - millennium.Unix()) / (24 * 60 * 60)))
 }
 
 func (a *wireArray) time(t time.Time) {
@@ -166,14 +167,12 @@ func (a *wireArray) noTime() {
 
 func (a *wireArray) texts(list []string) {
 	a.int32(pgtype.TextArrayOID)
-	begin := a.open()
-	a.begin(pgtype.TextOID, len(list))
+	start := a.open()
+	a.header(pgtype.TextOID, len(list))
 	for _, s := range list {
-		s = clean(s)
-		a.int32(len(s))
-		*a = append(*a, s...)
+		a.storable(s)
 	}
-	a.close(begin)
+	a.close(start)
 }
 
 // reservation appends a row, in the order of reservationColumns.

@@ -77,11 +77,6 @@ func (r *reservationRow) rank() int {
 // writeReservations brings the row of every touched reservation to the state that all events known so far fold to. New rows go
 // first: where another settler inserts the same one, its commit is waited for, and the row is changed like any that was there.
 func (p *posting) writeReservations(ctx context.Context, tx pgx.Tx) error {
-	const insert = `
-INSERT INTO reservations (` + reservationColumns + `)
-SELECT n.* FROM ` + incomingReservations + `
-ON CONFLICT DO NOTHING
-RETURNING reservation_id`
 	var fresh, present []*touch
 	for _, t := range p.touched {
 		if t.freshTop == nil {
@@ -91,30 +86,46 @@ RETURNING reservation_id`
 		t.row = rowOf(t.freshTop, t.released)
 		fresh = append(fresh, t)
 	}
-	if len(fresh) > 0 {
-		incoming, err := incomingArgument(ctx, tx.Conn(), fresh)
-		if err != nil {
-			return err
-		}
-		rows, err := tx.Query(ctx, insert, incomingMode(tx.Conn()), incoming)
-		if err != nil {
-			return fmt.Errorf("insert reservations: %w", err)
-		}
-		made := make(map[string]bool, len(fresh))
-		var id string
-		if _, err := pgx.ForEachRow(rows, []any{&id}, func() error {
-			made[id] = true
-			return nil
-		}); err != nil {
-			return fmt.Errorf("insert reservations: %w", err)
-		}
-		for _, t := range fresh {
-			if !made[t.id] {
-				present = append(present, t)
-			}
+	inserted, err := insertReservations(ctx, tx, fresh)
+	if err != nil {
+		return err
+	}
+	for _, t := range fresh {
+		if !inserted[t.id] {
+			present = append(present, t)
 		}
 	}
 	return p.changeReservations(ctx, tx, present)
+}
+
+// insertReservations answers the ids of those that were not there.
+func insertReservations(ctx context.Context, tx pgx.Tx, fresh []*touch) (map[string]bool, error) {
+	const insert = `
+INSERT INTO reservations (` + reservationColumns + `)
+SELECT n.* FROM ` + incomingReservations + `
+ON CONFLICT DO NOTHING
+RETURNING reservation_id`
+	if len(fresh) == 0 {
+		return nil, nil
+	}
+	incoming, err := incomingArgument(ctx, tx.Conn(), fresh)
+	if err != nil {
+		return nil, err
+	}
+	rows, err := tx.Query(ctx, insert, incomingMode(tx.Conn()), incoming)
+	if err != nil {
+		return nil, fmt.Errorf("insert reservations: %w", err)
+	}
+	inserted := make(map[string]bool, len(fresh))
+	var id string
+	_, err = pgx.ForEachRow(rows, []any{&id}, func() error {
+		inserted[id] = true
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("insert reservations: %w", err)
+	}
+	return inserted, nil
 }
 
 // changeReservations locks rows that are there already, and replaces those that a new event outranks.
