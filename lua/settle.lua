@@ -17,9 +17,10 @@
 -- Reply: 1, then how many reservations were ended, registered, and how many held figures would have become negative;
 --        0 alone when a mark is missing: nothing is written, a rebuild will do it all.
 -- Cost: 8 + 2 calls a counter, 3 where its life begins + 1 a set + 2 a lease set + 1 a registration + 1 an ending + 3 a
---       correction of a weighted_log, and 1 or 2 for each string that changes. On how many counters a reservation is held
---       costs once a group, not once a reservation; but 3 more calls a counter, and 1 for each large amount on it, where
---       amounts have 14 digits or more. The caller bounds the batch.
+--       correction of a weighted_log, and 1 or 2 for each string that changes; one more where a string is missing, and one
+--       where a reservation is. On how many counters a reservation is held costs once a group, not once a reservation; but
+--       3 more calls a counter, and 1 for each large amount on it, where amounts have 14 digits or more. The caller bounds
+--       the batch.
 -- Idempotency: by version and by reservation id, in any order and any number of times.
 -- Clock: the Redis server's TIME, for the drain of buckets only.
 

@@ -157,8 +157,8 @@ func (c *settleCall) build() (keys int, args []any) {
 	args = make([]any, 3, 24+len(c.counterKeys)*7+len(c.groupArgs)+len(c.strings.keys)*4+len(c.sets.keys)+
 		2*len(c.leases)+len(c.openArgs)+len(c.endingArgs)+len(c.corrections)+len(c.openKeys)+2*len(c.endingKeys))
 	args = append(args, markKey(c.app), markKey(SharedSlot), deadlinesKey(c.app))
-	for _, group := range [][]string{c.counterKeys, c.strings.keys, c.sets.keys, c.leaseSets.keys, c.openKeys, c.endingKeys} {
-		for _, key := range group {
+	for _, list := range [][]string{c.counterKeys, c.strings.keys, c.sets.keys, c.leaseSets.keys, c.openKeys, c.endingKeys} {
+		for _, key := range list {
 			args = append(args, key)
 		}
 	}
@@ -177,7 +177,7 @@ func (c *settleCall) build() (keys int, args []any) {
 	return keys, args
 }
 
-// counterTTL is how long a counter is kept after a change; a window's counter outlives the window.
+// counterTTL is how long a counter that is made or renewed now is kept; a window's counter outlives the window.
 func counterTTL(w ledger.Window) time.Duration {
 	if w.End.IsZero() {
 		return totalTTL
