@@ -164,7 +164,7 @@ const spreadFor = time.Second
 // looked for where events have it and not decoded: one that is not found costs time, and no more. A worker that hangs makes the
 // others wait: they would meet on the same Postgres.
 func (s *Settler) workerOf(body []byte) int {
-	now := time.Now().UnixNano()
+	now := s.now().UnixNano()
 	if len(s.messages[0]) > cap(s.messages[0])/2 {
 		s.spread.Store(now + spreadFor.Nanoseconds())
 	}

@@ -17,7 +17,7 @@ import (
 func TestWorkerOf(t *testing.T) {
 	t.Parallel()
 	const workers, capacity = 3, 10
-	s := &Settler{seed: maphash.MakeSeed()}
+	s := &Settler{seed: maphash.MakeSeed(), now: time.Now}
 	for range workers {
 		s.messages = append(s.messages, make(chan jetstream.Msg, capacity))
 	}
