@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"reflect"
 	"slices"
 	"strconv"
 	"strings"
@@ -100,8 +101,7 @@ func (s *System) keys(ctx context.Context, pattern string) ([]string, error) {
 	return slices.Compact(keys), nil
 }
 
-// Dump is everything in Redis: every key with its type and value, not its time to live. A key that lapses while it is read is left
-// out; of the kinds that lapse only strings are not read as empty, so a hash, set or sorted set that is empty has lapsed, too.
+// Dump is everything in Redis: every key with its type and value, not its time to live. One that lapses while it is read is left out.
 func (s *System) Dump(ctx context.Context) (map[string]string, error) {
 	keys, err := s.keys(ctx, "*")
 	if err != nil {
@@ -133,6 +133,9 @@ func (s *System) Dump(ctx context.Context) (map[string]string, error) {
 		}
 		if err != nil {
 			return nil, fmt.Errorf("read %s: %w", key, err)
+		}
+		if kind != "string" && reflect.ValueOf(value).Len() == 0 {
+			continue // Redis keeps no empty hash or set: it has lapsed
 		}
 		dump[key] = fmt.Sprint(kind, " ", value)
 	}
