@@ -60,8 +60,9 @@ func (s *system) bareConsume(ctx context.Context, events int) (round SettleRound
 // journal is the tables whose rows settlement writes, one for each event or request.
 var journal = []string{"events", "reservations", "transfers"}
 
-// bareCopy copies the ledger's rows of so many events into tables of the same columns, stored in the same way: a row that
-// Postgres compresses or moves elsewhere costs twice as much. Reading the rows counts in the processor time, not in the rate.
+// bareCopy copies the ledger's rows of so many events into tables of the same columns, stored as migration 00001 has events
+// stored: a row that Postgres compresses or moves elsewhere costs twice as much. Reading the rows counts in the processor time,
+// not in the rate.
 func (s *system) bareCopy(ctx context.Context, events int, indexed bool) (round SettleRound, err error) {
 	name, like := "bare", "INCLUDING STORAGE INCLUDING COMPRESSION"
 	round.What = "bare copy"
