@@ -83,6 +83,7 @@ func (s *Session) Post(ctx context.Context, batch []Received) (Result, error) {
 	}
 	for {
 		s.giveTurn() // nobody waits for the rows of another batch while others wait for him
+		remembered := remembersIncomingType(s.conn.Conn())
 		p := &posting{store: s.store, awaitTurn: s.awaitTurn, fates: make([]Fate, len(batch)), counting: newCounting(s.known.list)}
 		err := pgx.BeginTxFunc(ctx, s.conn, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
 			return p.run(ctx, tx, batch)
@@ -92,6 +93,8 @@ func (s *Session) Post(ctx context.Context, batch []Received) (Result, error) {
 			return Result{Fates: p.fates, WriteBacks: p.writeBacks()}, nil
 		case raced(err) && ctx.Err() == nil:
 			continue // another settler has committed meanwhile, so it does not go on for ever
+		case remembered && Permanent(err):
+			forgetIncomingType(s.conn.Conn()) // the batch may not be to blame; with the type looked up it is tried once more
 		default:
 			s.giveTurn()
 			forgetIncomingType(s.conn.Conn())

@@ -79,6 +79,12 @@ func incomingType(ctx context.Context, conn *pgx.Conn) (uint32, error) {
 	return row, nil
 }
 
+// remembersIncomingType reports whether a batch takes the type as it was when it was looked up.
+func remembersIncomingType(conn *pgx.Conn) bool {
+	_, known := conn.PgConn().CustomData()[incomingKey]
+	return known
+}
+
 // forgetIncomingType is for connections on which a batch has failed: the type may have been made anew under them.
 func forgetIncomingType(conn *pgx.Conn) { delete(conn.PgConn().CustomData(), incomingKey) }
 

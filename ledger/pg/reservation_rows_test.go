@@ -152,16 +152,35 @@ func TestPostWithTheRightsOfTheService(t *testing.T) {
 	requireVerified(t, store)
 }
 
-// TestPostInEveryMode settles however the database URL has statements sent.
+// TestPostInEveryMode settles however the database URL has statements sent, also when the type of its rows was made anew.
 func TestPostInEveryMode(t *testing.T) {
 	t.Parallel()
 	for _, mode := range []string{"cache_statement", "cache_describe", "describe_exec", "exec", "simple_protocol"} {
 		t.Run(mode, func(t *testing.T) {
 			t.Parallel()
-			store := openAt(t, setting(t, stack.Postgres(t), "default_query_exec_mode", mode))
-			r := reservation("checkout", 0, start)
-			mustPost(t, store, newEvent(event.KindReserved, "checkout", r, 1))
-			mustPost(t, store, newEvent(event.KindUsed, "checkout", r, 2))
+			ctx, url := t.Context(), stack.Postgres(t)
+			store := openAt(t, setting(t, url, "default_query_exec_mode", mode))
+			session, err := store.Settling(ctx)
+			require.NoError(t, err)
+			defer session.Close(ctx)
+			settle := func(n int64) error {
+				r := reservation("checkout", n, start)
+				for i, kind := range []event.Kind{event.KindReserved, event.KindUsed} {
+					e := newEvent(kind, "checkout", r, uint64(2*n+int64(i)+1))
+					if _, err := session.Post(ctx, []pg.Received{received(t, e, e.Sequence)}); err != nil {
+						return err
+					}
+				}
+				return nil
+			}
+			require.NoError(t, settle(0))
+			require.NoError(t, migrations.DownTo(ctx, url, 14))
+			require.NoError(t, migrations.Up(ctx, url))
+			for range 2 { // a statement that was prepared before fails once
+				err := settle(1)
+				require.False(t, pg.Permanent(err), "%v", err)
+			}
+			require.NoError(t, settle(1))
 			requireVerified(t, store)
 		})
 	}
