@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"tollgate/ledger"
 	"tollgate/ledger/event"
@@ -91,7 +92,7 @@ ORDER BY family, period, timezone, week_start, since`
 
 // knownFamilies is what settlements must count, read anew only when it has changed. It is called under the rebuild lock, so
 // that nothing changes until the session ends.
-func (s *Store) knownFamilies(ctx context.Context, q querier) (*families, error) {
+func (s *Store) knownFamilies(ctx context.Context, q *pgxpool.Conn) (*families, error) {
 	const latest = `SELECT coalesce(max(version), 0) FROM budget_families`
 	var version int64
 	if err := q.QueryRow(ctx, latest).Scan(&version); err != nil {
@@ -109,8 +110,11 @@ func (s *Store) knownFamilies(ctx context.Context, q querier) (*families, error)
 	}
 	known = &families{version, list}
 	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.staleLocked(serverOf(q.Conn())) {
+		return nil, ErrNotAccepted
+	}
 	s.families = known
-	s.mu.Unlock()
 	return known, nil
 }
 

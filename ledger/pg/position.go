@@ -48,13 +48,21 @@ func (s *Store) admit(ctx context.Context, conn *pgx.Conn) (bool, error) {
 		return true, nil
 	}
 	s.mu.Lock()
-	guarded, accepted := s.guarded, s.accepted
-	s.mu.Unlock()
-	if server := conn.PgConn().CustomData()[serverKey]; guarded && server != accepted {
+	defer s.mu.Unlock()
+	if s.staleLocked(serverOf(conn)) {
 		return true, ErrNotAccepted
 	}
 	return true, nil
 }
+
+// serverOf is which run of which server the connection goes to.
+func serverOf(conn *pgx.Conn) string {
+	server, _ := conn.PgConn().CustomData()[serverKey].(string)
+	return server
+}
+
+// staleLocked reports whether the server was not accepted, or another one was since.
+func (s *Store) staleLocked(server string) bool { return s.guarded && server != s.accepted }
 
 // Guard has every method but Position and NotePosition return ErrNotAccepted until Accept has let the server in.
 func (s *Store) Guard() {
@@ -87,7 +95,7 @@ FROM ledger_position`
 			return err
 		}
 		p.Stream = fromNull(stream)
-		p.server, _ = conn.PgConn().CustomData()[serverKey].(string)
+		p.server = serverOf(conn)
 		return nil
 	})
 	if err != nil {
@@ -101,7 +109,7 @@ FROM ledger_position`
 func (s *Store) NotePosition(ctx context.Context, p Position) error {
 	const query = `UPDATE ledger_position SET mark = $1, stream = $2, sequence = $3, noted_at = now() WHERE mark < $1`
 	err := s.unguarded(ctx, func(ctx context.Context, conn *pgx.Conn) error {
-		if server := conn.PgConn().CustomData()[serverKey]; server != p.server {
+		if serverOf(conn) != p.server {
 			return ErrNotAccepted
 		}
 		_, err := conn.Exec(ctx, query, p.Mark, orNull(p.Stream), p.Sequence)

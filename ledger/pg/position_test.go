@@ -1,13 +1,16 @@
 package pg_test
 
 import (
+	"net/url"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"tollgate/e2e/stack"
+	"tollgate/ledger/event"
 	"tollgate/ledger/pg"
+	"tollgate/migrations"
 )
 
 // A guarded store lets nothing through to a server that was not accepted, nor to the next run of one that was; the position tells
@@ -57,4 +60,55 @@ func TestGuardedStore(t *testing.T) {
 	elsewhere, err := other.Position(ctx)
 	require.NoError(t, err)
 	require.NotEqual(t, first.Database, elsewhere.Database)
+}
+
+// A session that a server's end has not reached yet settles nothing once another server was accepted, and what it has learnt of
+// accounts is not taken for the other's.
+func TestSessionOfAServerOfThePast(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	_, firstURL := stack.NewPostgres(t)
+	_, secondURL := stack.NewPostgres(t)
+	require.NoError(t, migrations.Up(ctx, firstURL))
+	require.NoError(t, migrations.Up(ctx, secondURL))
+	settling := func(app string) []pg.Received {
+		return []pg.Received{received(t, newEvent(event.KindUsed, app, reservation(app, 0, start), 1), 1)}
+	}
+	_, err := post(ctx, openAt(t, secondURL), settling("search")) // accounts have other ids there
+	require.NoError(t, err)
+
+	through, err := url.Parse(firstURL)
+	require.NoError(t, err)
+	address := func(raw string) string {
+		u, err := url.Parse(raw)
+		require.NoError(t, err)
+		return u.Host
+	}
+	for _, server := range []string{firstURL, secondURL} { // a role that both let in
+		lines(t, server, `CREATE ROLE past SUPERUSER LOGIN PASSWORD 'past'`)
+		t.Cleanup(func() { lines(t, server, `DROP ROLE past`) })
+	}
+	link := stack.Proxy(t, through.Host)
+	through.Host, through.User = link.Addr, url.UserPassword("past", "past")
+	store := openAt(t, through.String())
+	store.Guard()
+	accept := func() {
+		position, err := store.Position(ctx)
+		require.NoError(t, err)
+		store.Accept(position)
+	}
+	accept()
+	session, err := store.Settling(ctx) // on the only connection there is
+	require.NoError(t, err)
+	defer session.Close(ctx)
+	link.SetTarget(address(secondURL))
+	accept()
+
+	_, err = session.Post(ctx, settling("checkout"))
+	require.ErrorIs(t, err, pg.ErrNotAccepted)
+	_, err = post(ctx, store, settling("checkout"))
+	require.NoError(t, err)
+	require.Equal(t, []string{"app:checkout:spend", "app:search:spend"}, lines(t, secondURL, `
+SELECT a.name FROM transfers t JOIN accounts a ON a.account_id = t.debit_account_id ORDER BY 1`))
+	require.Equal(t, []string{"0"}, lines(t, firstURL, `SELECT count(*)::text FROM transfers`))
 }

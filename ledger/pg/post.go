@@ -78,13 +78,14 @@ type Ending struct {
 // posted; all other errors may be retried. Nothing is written when it errs. Once it has posted, other sessions of the store wait
 // before their budgets until this one posts again or is closed.
 func (s *Session) Post(ctx context.Context, batch []Received) (Result, error) {
-	if err := s.store.ensureAccounts(ctx, s.conn, accountsOf(batch)); err != nil {
+	accounts, err := s.store.ensureAccounts(ctx, s.conn, serverOf(s.conn.Conn()), accountsOf(batch))
+	if err != nil {
 		return Result{}, err
 	}
 	for {
 		s.giveTurn() // nobody waits for the rows of another batch while others wait for him
 		remembered := remembersIncomingType(s.conn.Conn())
-		p := &posting{store: s.store, awaitTurn: s.awaitTurn, fates: make([]Fate, len(batch)), counting: newCounting(s.known.list)}
+		p := &posting{store: s.store, accounts: accounts, awaitTurn: s.awaitTurn, fates: make([]Fate, len(batch)), counting: newCounting(s.known.list)}
 		err := pgx.BeginTxFunc(ctx, s.conn, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
 			return p.run(ctx, tx, batch)
 		})
@@ -106,6 +107,7 @@ func (s *Session) Post(ctx context.Context, batch []Received) (Result, error) {
 // posting is the working state of one attempt at one batch.
 type posting struct {
 	store    *Store
+	accounts map[string]int64 // see ensureAccounts
 	fates    []Fate
 	fresh    []*entry // new events, by id
 	touched  []*touch // reservations that the batch says anything about, by id

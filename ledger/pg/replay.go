@@ -169,10 +169,11 @@ func (r *replay) postAll(ctx context.Context, known []knownFamily) error {
 
 // post does to the rebuilt projections what settling the batch does to the live ones.
 func (r *replay) post(ctx context.Context, known []knownFamily, batch []Received) error {
-	if err := r.store.ensureAccounts(ctx, r.tx, accountsOf(batch)); err != nil {
+	accounts, err := r.store.ensureAccounts(ctx, r.tx, "", accountsOf(batch))
+	if err != nil {
 		return err
 	}
-	p := &posting{store: r.store, fates: make([]Fate, len(batch)), counting: newCounting(known)}
+	p := &posting{store: r.store, accounts: accounts, fates: make([]Fate, len(batch)), counting: newCounting(known)}
 	for i := range batch {
 		p.fates[i] = FatePosted // stored once each, so none is a duplicate
 		p.fresh = append(p.fresh, &entry{Received: &batch[i], index: i})

@@ -119,7 +119,7 @@ func (p *posting) insertTransfers(ctx context.Context, tx pgx.Tx) error {
 			reservation = &r.ID
 		}
 		return []any{
-			clean(x.cause.ID), x.kind, day(x.cause.ID), p.store.account(x.debit), p.store.account(x.credit), int64(x.amount), reservation,
+			clean(x.cause.ID), x.kind, day(x.cause.ID), p.account(x.debit), p.account(x.credit), int64(x.amount), reservation,
 			clean(x.priceRow), x.components, x.linked, x.occurredAt, x.occurredAt.UTC(),
 		}, nil
 	}))
@@ -148,15 +148,16 @@ func accountsOf(batch []Received) map[string]string {
 }
 
 // account is the id of an account that ensureAccounts has met; 0, which no account has, for another.
-func (s *Store) account(name string) int64 {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.accounts[name]
+func (p *posting) account(name string) int64 {
+	p.store.mu.Lock()
+	defer p.store.mu.Unlock()
+	return p.accounts[name]
 }
 
 // ensureAccounts makes the accounts (name to kind) that are not there. It runs outside of the batch's transaction: an
-// account without transfers does no harm, and an id learnt from a transaction that is rolled back would.
-func (s *Store) ensureAccounts(ctx context.Context, q querier, wanted map[string]string) error {
+// account without transfers does no harm, and an id learnt from a transaction that is rolled back would. It answers all that are known
+// of the server that q goes to, guarded by mu.
+func (s *Store) ensureAccounts(ctx context.Context, q querier, server string, wanted map[string]string) (map[string]int64, error) {
 	const insert = `
 INSERT INTO accounts (name, kind) SELECT n.name, n.kind FROM unnest($1::text[], $2::text[]) AS n (name, kind)
 ORDER BY n.name
@@ -164,32 +165,36 @@ ON CONFLICT (name) DO NOTHING`
 	const query = `SELECT name, account_id FROM accounts WHERE name = ANY($1::text[])`
 	var names, kinds []string
 	s.mu.Lock()
+	known, stale := s.accounts, s.staleLocked(server)
 	for name, kind := range wanted {
-		if s.accounts[name] == 0 {
+		if known[name] == 0 {
 			names, kinds = append(names, name), append(kinds, kind)
 		}
 	}
 	s.mu.Unlock()
+	if stale {
+		return nil, ErrNotAccepted
+	}
 	if len(names) == 0 {
-		return nil
+		return known, nil
 	}
 	if _, err := q.Exec(ctx, insert, names, kinds); err != nil {
-		return fmt.Errorf("make accounts: %w", err)
+		return nil, fmt.Errorf("make accounts: %w", err)
 	}
 	rows, err := q.Query(ctx, query, names)
 	if err != nil {
-		return fmt.Errorf("read accounts: %w", err)
+		return nil, fmt.Errorf("read accounts: %w", err)
 	}
 	var name string
 	var id int64
 	_, err = pgx.ForEachRow(rows, []any{&name, &id}, func() error {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		s.accounts[name] = id
+		known[name] = id // where another server was accepted meanwhile, that has a list of its own
 		return nil
 	})
 	if err != nil {
-		return fmt.Errorf("read accounts: %w", err)
+		return nil, fmt.Errorf("read accounts: %w", err)
 	}
-	return nil
+	return known, nil
 }
