@@ -155,6 +155,7 @@ func requireNeverPassed(t *testing.T, s *system.System, counted func(system.Coun
 			break
 		}
 		settled(t, s, a.ID)
+		requireNothingHeld(t, s)
 	}
 	highest := watch()
 	s.Check()
@@ -165,6 +166,20 @@ func requireNeverPassed(t *testing.T, s *system.System, counted func(system.Coun
 	require.EqualValues(t, cost*tally["passed"], spent)
 	require.LessOrEqual(t, spent, int64(moneyBudget))
 	require.Greater(t, spent, int64(moneyBudget-(held+prompt)*600), "what was held and not used must be used by others")
+}
+
+// requireNothingHeld waits until Redis has been told of what is settled, which comes after Postgres has it.
+func requireNothingHeld(t *testing.T, s *system.System) {
+	t.Helper()
+	s.Eventually(5*time.Second, "nothing is held", func() error {
+		counters, err := s.Counters(t.Context())
+		for key, c := range counters {
+			if c.Held != ([3]int64{}) {
+				return fmt.Errorf("%+v holds %v", key, c.Held)
+			}
+		}
+		return err
+	})
 }
 
 // watchBudget looks at all counters of Redis until it is stopped, and requires that what counted makes of each never passes the
