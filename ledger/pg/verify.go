@@ -70,7 +70,8 @@ func unnamedCharges(ctx context.Context, tx pgx.Tx) ([]any, error) {
 const bodyJSON = `replace(replace(replace(convert_from(e.body, 'UTF8'), '\\', chr(1)), '\u0000', '\ufffd'), chr(1), '\\')::json`
 
 // countersOfBody lists b.counters, a reservation's counters as jsonb, each as its subject and its window: the two lists that
-// event.Counters writes, or one of whole counters, as events were once written.
+// event.Counters writes, or one of whole counters, as events were once written. OFFSET 0 where b is made has it read once: Postgres
+// would else put the reading of the body in the place of each mention.
 const countersOfBody = `
     SELECT s AS subject, b.counters -> 'windows' -> place::integer AS budget_window
     FROM jsonb_array_elements(CASE jsonb_typeof(b.counters) WHEN 'object' THEN b.counters -> 'subjects' END) s,
