@@ -1,7 +1,6 @@
 package e2e
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"net/http"
@@ -25,8 +24,9 @@ type sdkCall struct {
 	MaxTokens int64
 	Header    map[string]string
 	Stream    bool
-	// Patience ends the call, as a caller does that leaves; 0 is longer than any SDK should wait here.
+	// Patience is when the call ends after its first answer, as a caller does that leaves; 0 is longer than any SDK should wait here.
 	Patience time.Duration
+	Answered <-chan struct{} // closed with the first answer
 }
 
 // sdkOutcome is what the caller got: a text, an error, or nothing because it left.
@@ -76,12 +76,24 @@ func sdkClients(t *testing.T) []*sdkClient {
 	}
 }
 
+// longest is how long a call may take in all: longer than any SDK should wait here, however busy the computer is.
+const longest = 2 * time.Minute
+
 // patient ends a call when its patience does. It has no deadline before that: an SDK that knew it would not begin to wait.
 func patient(call func(context.Context, *sdkCall) sdkOutcome) func(context.Context, *sdkCall) sdkOutcome {
 	return func(ctx context.Context, c *sdkCall) sdkOutcome {
 		ctx, cancel := context.WithCancel(ctx)
 		defer cancel()
-		defer time.AfterFunc(cmp.Or(c.Patience, time.Minute), cancel).Stop()
+		defer time.AfterFunc(longest, cancel).Stop()
+		if c.Patience > 0 {
+			go func() {
+				select {
+				case <-c.Answered: // a script or a connection may take as long as it likes to begin
+					time.AfterFunc(c.Patience, cancel)
+				case <-ctx.Done():
+				}
+			}()
+		}
 		outcome := call(ctx, c)
 		if ctx.Err() != nil {
 			return sdkOutcome{Left: true}

@@ -165,7 +165,7 @@ func requireOutcome(t *testing.T, k *sdkKind, c *sdkClient, run *sdkRun) {
 		require.True(t, o.Left, "the SDK gave up by itself: %+v", o.Error)
 		return
 	}
-	require.False(t, o.Left, "the SDK still waited after a minute")
+	require.False(t, o.Left, "the SDK still waited after %s", longest)
 	if k.passes {
 		require.Nil(t, o.Error)
 		require.NotEmpty(t, o.Text)

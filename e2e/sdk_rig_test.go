@@ -132,6 +132,7 @@ func (r *sdkRig) play(ctx context.Context, k *sdkKind, c *sdkClient) sdkRun {
 func (r *sdkRig) playOnce(ctx context.Context, k *sdkKind, c *sdkClient) (run sdkRun) {
 	call, tracked := k.call, r.counter.begin()
 	call.URL, call.Key, call.User, call.Model = tracked.url, r.keys[k.key], c.name, k.modelOf(c.protocol)
+	call.Answered = tracked.first
 	if k.fill != nil {
 		if run.err = r.fill(ctx, k, c); run.err != nil {
 			return run
