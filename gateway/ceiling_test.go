@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -151,6 +152,37 @@ func TestStreamOutgrowsHardBudget(t *testing.T) {
 			require.Equal(t, used.Reservation.Extensions, w.extensions())
 		})
 	}
+}
+
+// A stream that is read on without its caller is ended at a hard budget all the same, and its flags tell both.
+func TestDrainedStreamOutgrowsHardBudget(t *testing.T) {
+	t.Parallel()
+	left := make(chan struct{}, 1)
+	c := talkers["chat"]
+	var w *world
+	w = start(t, "  - {name: app-day, tier: app, budget: {tokens: 6000, per: day}, hard: true}\n", func(rw http.ResponseWriter, r *http.Request) {
+		_, _ = io.Copy(io.Discard, r.Body)
+		events(rw, c.start, c.piece)
+		stack.Eventually(t, func() error {
+			if len(w.gateway.drains) == 0 {
+				return errors.New("the gateway has not noticed")
+			}
+			return nil
+		})
+		c.endless(left)(rw, r)
+	})
+	conn := w.rawStream("patient")
+	_, err := io.ReadFull(conn, make([]byte, 1))
+	require.NoError(t, err)
+	require.NoError(t, conn.Close())
+	used := w.lastUsed()
+	<-left
+	require.Equal(t, ledger.ReasonAppQuota, used.Outcome.Finish)
+	require.Equal(t, "drain", used.Outcome.OnDisconnect)
+	require.Contains(t, used.Reservation.Flags, "hard_limit")
+	require.Contains(t, used.Reservation.Flags, "disconnect_drain")
+	require.LessOrEqual(t, int64(used.Outcome.Usage.Total()), int64(6000))
+	require.Empty(t, w.gateway.drains)
 }
 
 // lastUsed waits for the Used event of the only request.

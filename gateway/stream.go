@@ -27,11 +27,11 @@ func (x *exchange) passStream(response *http.Response, relay func(provider.Sink,
 	if (err != nil || drained && answer.Finish == ledger.ReasonOK) && x.r.Context().Err() != nil {
 		answer.Finish = ledger.ReasonClientGone
 	}
-	if answer.Finish == ledger.ReasonClientGone {
+	switch {
+	case drained: // whatever ended it: the provider, a hard budget, time
+		x.disconnect = policy.OnDisconnectDrain
+	case answer.Finish == ledger.ReasonClientGone:
 		x.disconnect = policy.OnDisconnectCancel
-		if drained {
-			x.disconnect = policy.OnDisconnectDrain
-		}
 	}
 	x.used(answer, response.StatusCode, answer.Output)
 	x.remember(answer.UpstreamID)
