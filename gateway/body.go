@@ -72,6 +72,10 @@ type body struct {
 // read takes a body whole, of length bytes where that is not negative, of at most limit bytes; a larger one is a *http.MaxBytesError. It wraps errBodiesFull.
 func (b *bodies) read(w http.ResponseWriter, from io.ReadCloser, length, limit int64) (*body, error) {
 	reader := http.MaxBytesReader(w, from, limit)
+	if length > limit { // what it sends is read, for many see no answer before they have sent all, and is not kept
+		_, err := io.Copy(io.Discard, reader)
+		return nil, err
+	}
 	if length > 0 && length <= min(limit, inlineBody) {
 		memory := make([]byte, length)
 		_, err := io.ReadFull(reader, memory)
@@ -84,7 +88,7 @@ func (b *bodies) read(w http.ResponseWriter, from io.ReadCloser, length, limit i
 			return &body{memory: head, size: int64(len(head))}, err
 		}
 	}
-	if length <= limit && length > b.most-b.used.Load() {
+	if length > b.most-b.used.Load() {
 		return nil, errBodiesFull
 	}
 	return b.store(head, reader)

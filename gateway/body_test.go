@@ -93,6 +93,8 @@ func TestLargeBodyIsRefused(t *testing.T) {
 	require.Equal(t, "twice", *w.problemOf(w.send(http.MethodPost, chatPath, `{"pad":"`+pad+`","twice":1,"twice":2}`)).Error.Param)
 
 	w.gateway.bodies.used.Add(5 << 19)
+	tooLarge := w.problemOf(w.send(http.MethodPost, chatPath, `{"pad":"`+pad+pad+`"}`))
+	require.Equal(t, "BODY_TOO_LARGE", tooLarge.Tollgate.Reason, "what cannot be taken needs no room")
 	for _, chunked := range []bool{false, true} {
 		r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, w.url+chatPath, struct{ io.Reader }{strings.NewReader(`{"pad":"` + pad + `"}`)})
 		require.NoError(t, err)
