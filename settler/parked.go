@@ -15,22 +15,27 @@ const (
 )
 
 // parkedReader settles what another settler could not read and this one can: those of the version before park what a newer gateway
-// writes. At first it tries all that was ever parked so, then what has come lately. What it settled already is a duplicate.
+// writes. At first it tries all that was ever parked so, then what has come lately, each once; what another such settler has settled
+// is a duplicate.
 func (s *Settler) parkedReader() func(context.Context) error {
 	var since time.Time
+	var tried map[int64]bool // by id in the table, of the last round
 	return func(ctx context.Context) error {
-		next := s.now().Add(-parkedLate)
+		next, listed := s.now().Add(-parkedLate), map[int64]bool{}
 		for after := int64(0); ; {
 			parked, err := s.store.Unread(ctx, since, after, s.config.Batch)
 			if err != nil || len(parked) == 0 {
 				if err == nil {
-					since = next
+					since, tried = next, listed
 				}
 				return err
 			}
 			var batch []pg.Received
 			for _, p := range parked {
-				after = p.ID
+				after, listed[p.ID] = p.ID, true
+				if tried[p.ID] {
+					continue
+				}
 				if p.Event, err = read(p.Body); err == nil {
 					batch = append(batch, p.Received)
 				}

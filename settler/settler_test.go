@@ -120,12 +120,23 @@ func TestSettlesWhatAnotherCouldNotRead(t *testing.T) {
 	parkUnread(3, append(bytes.Clone(unsettled), 0xe4))
 	parkUnread(4, used)
 	parkUnread(5, used) // it was delivered twice
+	later := newReservation(time.Minute)
+	laterReserved, err := w.event(event.KindReserved, later).Encode()
+	require.NoError(t, err)
 
 	w.settle()
 	w.reserve(r)
 	w.publish(reserved, w.event(event.KindReserved, other), w.event(event.KindUsed, other))
 	w.awaitState(r.ID, "settled")
 	w.awaitRedis(1000, 0)
+	parkUnread(6, laterReserved)
+	w.awaitState(later.ID, "pending")
+	w.eventually(func() error {
+		if n := w.metric("tollgate_events_total"); n != 6 {
+			return fmt.Errorf("%v events are counted: three of the stream, three that were parked, one of these twice", n)
+		}
+		return nil
+	})
 	w.requireVerified("I8 nothing-parked")
 	checks, err := w.store.Verify(t.Context())
 	require.NoError(t, err)
