@@ -10,7 +10,7 @@ import (
 )
 
 // patience is how long Eventually waits: far longer than anything takes on a busy machine.
-const patience = 30 * time.Second
+const patience = 2 * time.Minute
 
 // Eventually polls until check has no error, and fails with its last one.
 func Eventually(t testing.TB, check func() error) {

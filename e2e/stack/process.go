@@ -20,9 +20,9 @@ import (
 const (
 	raceEnv = "TOLLGATE_TEST_RACE"
 	// readyLimit is how long a process may take until it is ready.
-	readyLimit = 30 * time.Second
+	readyLimit = 2 * time.Minute
 	// termLimit is how long a process may take to end after SIGTERM.
-	termLimit = 30 * time.Second
+	termLimit = 2 * time.Minute
 	pollEvery = 20 * time.Millisecond
 	tailLines = 60
 )
@@ -132,7 +132,7 @@ func (p *Process) finish() {
 	}
 }
 
-// WaitReady waits until a GET of url answers 200, for at most 30 s.
+// WaitReady waits until a GET of url answers 200, for at most two minutes.
 func (p *Process) WaitReady(url string) {
 	p.t.Helper()
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: (&net.Dialer{}).DialContext}}
@@ -153,7 +153,7 @@ func (p *Process) WaitReady(url string) {
 	})
 }
 
-// WaitLog waits until the process has logged text, for at most 30 s.
+// WaitLog waits until the process has logged text, for at most two minutes.
 func (p *Process) WaitLog(text string) {
 	p.t.Helper()
 	p.waitFor(fmt.Sprintf("logging %q", text), func(context.Context) error {
@@ -211,7 +211,7 @@ func (p *Process) Kill() {
 	}
 }
 
-// Term asks the process to end with SIGTERM, waits for at most 30 s and returns its exit code.
+// Term asks the process to end with SIGTERM, waits for at most two minutes and returns its exit code.
 func (p *Process) Term() (exitCode int) {
 	p.t.Helper()
 	if err := p.proc.Signal(syscall.SIGTERM); err != nil {
@@ -272,15 +272,4 @@ func (p *Process) RSS() int64 {
 		p.t.Fatal(err)
 	}
 	return size
-}
-
-// FreeAddr returns a host:port on loopback that nobody listens on now.
-func FreeAddr(t testing.TB) string {
-	t.Helper()
-	l, err := net.Listen("tcp4", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	return l.Addr().String()
 }

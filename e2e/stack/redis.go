@@ -16,7 +16,7 @@ import (
 // can do stands here.
 
 // redisPatience bounds each call of a Redis that a test has just hurt.
-const redisPatience = 10 * time.Second
+const redisPatience = time.Minute
 
 func redisContext(t testing.TB) context.Context {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), redisPatience)

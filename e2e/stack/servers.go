@@ -66,7 +66,11 @@ func startPostgres(ctx context.Context, folder string) (*services.Postgres, erro
 	if err != nil {
 		return nil, err
 	}
-	server, err := services.StartPostgres(ctx, services.PostgresConfig{DataDir: dir})
+	port, err := freePort()
+	if err != nil {
+		return nil, err
+	}
+	server, err := services.StartPostgres(ctx, services.PostgresConfig{DataDir: dir, Port: port})
 	if err != nil {
 		return nil, err
 	}
@@ -230,7 +234,11 @@ func NewRedis(t testing.TB) *services.Redis {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), startLimit)
 	defer cancel()
-	server, err := startRedis(ctx, services.RedisConfig{DataDir: t.TempDir(), AOF: true})
+	port, err := freePort()
+	if err != nil {
+		t.Fatal(err)
+	}
+	server, err := startRedis(ctx, services.RedisConfig{DataDir: t.TempDir(), Port: port, AOF: true})
 	if err != nil {
 		t.Fatalf("redis: %v", err)
 	}
@@ -243,7 +251,11 @@ func NATS(t testing.TB) *services.NATS {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), startLimit)
 	defer cancel()
-	server, err := services.StartNATS(ctx, services.NATSConfig{StoreDir: t.TempDir()})
+	port, err := freePort()
+	if err != nil {
+		t.Fatal(err)
+	}
+	server, err := services.StartNATS(ctx, services.NATSConfig{StoreDir: t.TempDir(), Port: port})
 	if err != nil {
 		t.Fatalf("nats: %v", err)
 	}

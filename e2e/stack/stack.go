@@ -22,7 +22,7 @@ import (
 const (
 	// startLimit bounds the start of any one server.
 	startLimit = 2 * time.Minute
-	stopLimit  = 30 * time.Second
+	stopLimit  = 2 * time.Minute
 )
 
 // Options of Main.
@@ -66,12 +66,22 @@ func run(m *testing.M, opts Options) int {
 		code = max(code, 1)
 	}
 	if code == 0 {
-		if err := goleak.Find(opts.Leaks...); err != nil {
+		if err := findLeaks(opts.Leaks); err != nil {
 			fmt.Fprintln(os.Stderr, "stack: goroutines left after the tests:", err)
 			code = 1
 		}
 	}
 	return code
+}
+
+// findLeaks gives goroutines that are about to end longer for it than the second that goleak does.
+func findLeaks(known []goleak.Option) error {
+	for deadline := time.Now().Add(20 * time.Second); ; {
+		err := goleak.Find(known...)
+		if err == nil || time.Now().After(deadline) {
+			return err
+		}
+	}
 }
 
 func stopShared() error {

@@ -56,6 +56,8 @@ func redisClient(t *testing.T, url string) *redis.Client {
 	t.Helper()
 	opts, err := redis.ParseURL(url)
 	require.NoError(t, err)
+	// A command that was made twice would be counted twice.
+	opts.DialTimeout, opts.ReadTimeout, opts.MaxRetries = enough, enough, -1
 	client := redis.NewClient(opts)
 	t.Cleanup(func() { require.NoError(t, client.Close()) })
 	return client
@@ -72,9 +74,9 @@ func TestRedisGivesEachTestItsOwnKeys(t *testing.T) {
 func TestNATSKeepsStreamsOverRestart(t *testing.T) {
 	t.Parallel()
 	server := stack.NATS(t)
-	conn, err := nats.Connect(server.ClientURL())
+	conn, err := nats.Connect(server.ClientURL(), nats.Timeout(enough))
 	require.NoError(t, err)
-	js, err := conn.JetStream()
+	js, err := conn.JetStream(nats.MaxWait(enough))
 	require.NoError(t, err)
 	_, err = js.AddStream(&nats.StreamConfig{Name: "S", Subjects: []string{"s"}})
 	require.NoError(t, err)
@@ -83,10 +85,10 @@ func TestNATSKeepsStreamsOverRestart(t *testing.T) {
 	conn.Close()
 
 	require.NoError(t, server.Restart(t.Context()))
-	conn, err = nats.Connect(server.ClientURL())
+	conn, err = nats.Connect(server.ClientURL(), nats.Timeout(enough))
 	require.NoError(t, err)
 	defer conn.Close()
-	js, err = conn.JetStream()
+	js, err = conn.JetStream(nats.MaxWait(enough))
 	require.NoError(t, err)
 	msg, err := js.GetMsg("S", 1)
 	require.NoError(t, err)

@@ -8,7 +8,6 @@ package system
 import (
 	"context"
 	"fmt"
-	"math/rand/v2"
 	"net"
 	"net/http"
 	"os"
@@ -16,7 +15,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -175,7 +173,7 @@ func (s *System) startServers() {
 }
 
 func (s *System) startSim() {
-	addr := FreeAddr(s.t)
+	addr := stack.FreeAddr(s.t)
 	s.Sim = &Sim{URL: "http://" + addr, client: s.client}
 	s.Sim.Process = stack.Start(s.t, "simulator", []string{"provider-sim", "--listen", addr}, nil)
 	s.Sim.WaitReady(s.Sim.URL + "/sim/totals")
@@ -227,7 +225,7 @@ func (s *System) AddGateway(env ...string) *Part {
 
 func (s *System) newGateway(env ...string) *Part {
 	s.t.Helper()
-	data, admin := FreeAddr(s.t), FreeAddr(s.t)
+	data, admin := stack.FreeAddr(s.t), stack.FreeAddr(s.t)
 	args := []string{"gateway", "--listen", data, "--admin", admin, "--data", filepath.Join(s.t.TempDir(), "gateway")}
 	if !s.options.Pushed {
 		args = append(args, "--policy", s.PolicyFile)
@@ -248,7 +246,7 @@ func (s *System) AddSettler() *Part {
 
 func (s *System) newSettler() *Part {
 	s.t.Helper()
-	admin := FreeAddr(s.t)
+	admin := stack.FreeAddr(s.t)
 	p := &Part{Admin: "http://" + admin, system: s, args: []string{"settler", "--admin", admin}}
 	p.env = s.linked(p, false)
 	s.Settlers = append(s.Settlers, p)
@@ -354,36 +352,4 @@ func (s *System) Rows(query string, args ...any) [][]any {
 	found, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) ([]any, error) { return row.Values() })
 	require.NoError(s.t, err, query)
 	return found
-}
-
-var ports struct {
-	mu   sync.Mutex
-	used map[int]bool
-}
-
-// FreeAddr returns a host:port on loopback that nobody listens on, outside the range from which outgoing connections take
-// theirs: a part that is killed and started again must find its port free.
-func FreeAddr(t testing.TB) string {
-	t.Helper()
-	ports.mu.Lock()
-	defer ports.mu.Unlock()
-	if ports.used == nil {
-		ports.used = map[int]bool{}
-	}
-	for range 1000 {
-		port := 12000 + rand.IntN(20000)
-		if ports.used[port] {
-			continue
-		}
-		addr := fmt.Sprintf("127.0.0.1:%d", port)
-		l, err := net.Listen("tcp4", addr)
-		if err != nil {
-			continue
-		}
-		require.NoError(t, l.Close())
-		ports.used[port] = true
-		return addr
-	}
-	t.Fatal("no free port")
-	return ""
 }
