@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/redis/go-redis/v9"
@@ -18,8 +19,52 @@ func (s *Scripts) Mark(ctx context.Context, slot string) (generation string, ok 
 	if err != nil {
 		return "", false, fmt.Errorf("read mark of %s: %w", slot, err)
 	}
-	generation, _, _ = strings.Cut(text, " ")
-	return generation, true, nil
+	return generationOf(text), true, nil
+}
+
+func generationOf(mark string) string {
+	generation, _, _ := strings.Cut(mark, " ")
+	return generation
+}
+
+// appsAtOnce is how many apps are asked about in one round trip: Redis answers so many small questions within milliseconds.
+const appsAtOnce = 1000
+
+// Lost lists those of the apps that have lost their mark: it does not name the generation, although the shared counters may hold
+// something of the app as Joined says. One that had no mark since these were rebuilt has lost nothing.
+func (s *Scripts) Lost(ctx context.Context, apps []string, generation string) (lost []string, err error) {
+	for some := range slices.Chunk(apps, appsAtOnce) {
+		members, marks := make([]any, len(some)), make([]*redis.StringCmd, len(some))
+		var listed *redis.BoolCmd
+		var joined *redis.BoolSliceCmd
+		_, err := s.client.Pipelined(ctx, func(p redis.Pipeliner) error {
+			listed = p.SIsMember(ctx, joinedKey(), SharedSlot)
+			for i, app := range some {
+				members[i], marks[i] = app, p.Get(ctx, markKey(app))
+			}
+			joined = p.SMIsMember(ctx, joinedKey(), members...)
+			return nil
+		})
+		if err = errors.Join(listed.Err(), joined.Err(), otherThanMissing(err)); err != nil {
+			return nil, fmt.Errorf("look for lost marks: %w", err)
+		}
+		for i, app := range some {
+			if mark, err := marks[i].Result(); otherThanMissing(err) != nil {
+				return nil, fmt.Errorf("read mark of %s: %w", app, err)
+			} else if generationOf(mark) != generation && (!listed.Val() || joined.Val()[i]) {
+				lost = append(lost, app)
+			}
+		}
+	}
+	return lost, nil
+}
+
+// otherThanMissing is the error of an answer, unless there was no such key.
+func otherThanMissing(err error) error {
+	if errors.Is(err, redis.Nil) {
+		return nil
+	}
+	return err
 }
 
 // Unmark takes a slot's mark away: until it is rebuilt, nothing is judged or settled that needs it. Idempotent.

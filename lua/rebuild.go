@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -236,10 +237,35 @@ type Overdue struct {
 	counterKeys   []string
 }
 
+// AppsOverdue lists those of the apps that have a reservation in Redis whose deadline lies before the instant.
+func (s *Scripts) AppsOverdue(ctx context.Context, apps []string, before time.Time) (overdue []string, err error) {
+	for some := range slices.Chunk(apps, appsAtOnce) {
+		counts := make([]*redis.IntCmd, len(some))
+		_, err := s.client.Pipelined(ctx, func(p redis.Pipeliner) error {
+			for i, app := range some {
+				counts[i] = p.ZCount(ctx, deadlinesKey(app), "-inf", scoreBefore(before))
+			}
+			return nil
+		})
+		if err != nil {
+			return nil, fmt.Errorf("look for overdue reservations: %w", err)
+		}
+		for i, app := range some {
+			if counts[i].Val() > 0 {
+				overdue = append(overdue, app)
+			}
+		}
+	}
+	return overdue, nil
+}
+
+// scoreBefore is the end of a range of deadlines, without those at the instant.
+func scoreBefore(before time.Time) string { return "(" + strconv.FormatInt(before.UnixMilli(), 10) }
+
 // Overdue lists up to limit reservations of the app whose deadline lies before the instant.
 func (s *Scripts) Overdue(ctx context.Context, app string, before time.Time, limit int64) ([]Overdue, error) {
 	found, err := s.client.ZRangeByScoreWithScores(ctx, deadlinesKey(app), &redis.ZRangeBy{
-		Min: "-inf", Max: "(" + strconv.FormatInt(before.UnixMilli(), 10), Count: limit,
+		Min: "-inf", Max: scoreBefore(before), Count: limit,
 	}).Result()
 	if err != nil || len(found) == 0 {
 		return nil, wrapOverdue(app, err)

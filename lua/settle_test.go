@@ -203,6 +203,11 @@ func TestOverdueReservationsAreListedAndEnded(t *testing.T) {
 	require.Len(t, found, 1)
 	require.Equal(t, "short", found[0].ReservationID)
 	require.Equal(t, deadline, found[0].Deadline)
+	for instant, want := range map[time.Time][]string{deadline: nil, deadline.Add(time.Millisecond): {"a"}} {
+		apps, err := s.AppsOverdue(t.Context(), []string{"a", "without any"}, instant)
+		require.NoError(t, err)
+		require.Equal(t, want, apps)
+	}
 
 	for range 2 {
 		require.NoError(t, s.EndOverdue(t.Context(), "a", found[0]))

@@ -82,13 +82,17 @@ func (r *Rebuilder) Missing(ctx context.Context, all bool) error {
 	if err != nil {
 		return err
 	}
-	for _, app := range apps {
-		// One that never had a mark has lost nothing: its first request asks for it, and must not wait for a thousand others.
-		joined, err := r.Scripts.Joined(ctx, app)
-		if err == nil && joined {
-			err = r.Slot(ctx, app)
-		}
-		if err != nil {
+	generation, err := r.Generations.Current(ctx)
+	if err != nil {
+		return err
+	}
+	// An app that never had a mark gets it with its first request, which must not wait for a thousand others.
+	lost, err := r.Scripts.Lost(ctx, apps, generation)
+	if err != nil {
+		return err
+	}
+	for _, app := range lost {
+		if err := r.Slot(ctx, app); err != nil {
 			return err
 		}
 	}

@@ -78,12 +78,8 @@ func (s *Sweeper) overdue(ctx context.Context, before time.Time) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	for _, app := range apps {
-		if held, err := s.scripts.Overdue(ctx, app, before, 1); err != nil || len(held) > 0 {
-			return len(held) > 0, err
-		}
-	}
-	return false, nil
+	held, err := s.scripts.AppsOverdue(ctx, apps, before)
+	return len(held) > 0, err
 }
 
 // Expired is the event that ends a reservation whose outcome never arrived. It happened at the deadline.
@@ -121,6 +117,9 @@ func (s *Sweeper) expire(ctx context.Context, before time.Time) error {
 func (s *Sweeper) forget(ctx context.Context, before time.Time) error {
 	apps, err := s.store.Apps(ctx)
 	if err != nil {
+		return err
+	}
+	if apps, err = s.scripts.AppsOverdue(ctx, apps, before); err != nil {
 		return err
 	}
 	for _, app := range apps {
