@@ -32,6 +32,21 @@ func Eventually(t testing.TB, check func() error) {
 	}
 }
 
+// AwayFromMidnight waits, where a day of the zone is about to end, for the next one: a test of budgets that end with the day is over
+// before they do.
+func AwayFromMidnight(t testing.TB, zone *time.Location) {
+	t.Helper()
+	for {
+		now := time.Now().In(zone)
+		left := time.Until(time.Date(now.Year(), now.Month(), now.Day()+1, 0, 0, 0, 0, zone))
+		if left > patience {
+			return
+		}
+		t.Logf("it is midnight in %s", left)
+		time.Sleep(left + time.Millisecond)
+	}
+}
+
 // Logs gathers what is logged. It is safe for concurrent use.
 type Logs struct {
 	mu   sync.Mutex

@@ -196,6 +196,7 @@ func Redis(t testing.TB) (url string) {
 		if err != nil {
 			return err
 		}
+		opts.DialTimeout, opts.ReadTimeout = stopLimit, stopLimit
 		client := redis.NewClient(opts)
 		return errors.Join(client.FlushDB(ctx).Err(), client.Close())
 	})
