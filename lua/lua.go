@@ -146,6 +146,10 @@ func Connect(url string, o Options) (*redis.Client, error) {
 	return redis.NewClient(opts), nil
 }
 
+// KeepLeases has requests in flight lapse so long after their reserve or last renewal, instead of LeaseTTL: for tests, whose process
+// may stand still for longer than that. It must come before the first call.
+func (s *Scripts) KeepLeases(ttl time.Duration) { s.leaseTTL = ttl }
+
 type script struct{ source, hash string }
 
 func newScript(source string) script {
