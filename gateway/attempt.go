@@ -103,7 +103,7 @@ func (x *exchange) worthAnother(response *http.Response) (wait time.Duration, ok
 	}
 	v := x.verdict
 	without := append(slices.Clone(x.attempts.without), v.Key.Name)
-	now := time.Now()
+	now := v.Upstream.Now()
 	if x.attempts.only == "" {
 		if _, err := v.Upstream.Choose(provider.Pick{Model: v.Reservation.Model, Without: without}, now); err == nil {
 			x.attempts.without = without

@@ -59,7 +59,7 @@ func TestAnotherKey(t *testing.T) {
 		t.Run(fmt.Sprint(status), func(t *testing.T) {
 			t.Parallel()
 			var keys asked
-			w := start(t, roomy, func(rw http.ResponseWriter, r *http.Request) {
+			w := begin(t, func(rw http.ResponseWriter, r *http.Request) {
 				if keys.with(r) == "a" {
 					rw.Header().Set("Retry-After", "30")
 					rw.WriteHeader(status)
@@ -67,6 +67,8 @@ func TestAnotherKey(t *testing.T) {
 				}
 				plain(rw, r)
 			})
+			w.frozen()
+			w.run(roomy)
 			a := w.send(http.MethodPost, chatPath, manyBody)
 			require.Equal(t, 200, a.StatusCode, a.body)
 			require.Equal(t, plainAnswer, a.body)
@@ -126,7 +128,7 @@ func requireMetric(t *testing.T, w *world, name string, want map[string]float64)
 func TestAllKeysRest(t *testing.T) {
 	t.Parallel()
 	var calls atomic.Int64
-	w := start(t, roomy+"apps:\n  checkout: {fallback: {twin: fast}}\n", func(rw http.ResponseWriter, r *http.Request) {
+	w := begin(t, func(rw http.ResponseWriter, r *http.Request) {
 		if r.Header.Get("X-Ok") != "" {
 			plain(rw, r)
 			return
@@ -136,6 +138,8 @@ func TestAllKeysRest(t *testing.T) {
 		rw.WriteHeader(429)
 		_, _ = io.WriteString(rw, `{"error":{"message":"theirs"}}`)
 	})
+	w.frozen()
+	w.run(roomy + "apps:\n  checkout: {fallback: {twin: fast}}\n")
 	a := w.send(http.MethodPost, chatPath, manyBody)
 	require.Equal(t, 429, a.StatusCode)
 	require.Contains(t, a.body, "theirs")
@@ -352,7 +356,7 @@ func TestProviderGoesDownAndComesBack(t *testing.T) {
 	var down atomic.Bool
 	var calls atomic.Int64
 	down.Store(true)
-	w := start(t, roomy, func(rw http.ResponseWriter, r *http.Request) {
+	w := begin(t, func(rw http.ResponseWriter, r *http.Request) {
 		calls.Add(1)
 		if down.Load() {
 			rw.WriteHeader(503)
@@ -360,6 +364,8 @@ func TestProviderGoesDownAndComesBack(t *testing.T) {
 		}
 		plain(rw, r)
 	})
+	move := w.frozen()
+	w.run(roomy)
 	for range 5 {
 		require.Equal(t, 503, w.chat("").StatusCode)
 	}
@@ -373,12 +379,9 @@ func TestProviderGoesDownAndComesBack(t *testing.T) {
 	require.Equal(t, 503, w.send(http.MethodPost, chatPath, strings.Replace(manyBody, "many", "patient", 1)).StatusCode, "another provider is asked")
 	require.Equal(t, int64(6), calls.Load())
 	down.Store(false)
-	stack.Eventually(t, func() error {
-		if a := w.chat(""); a.StatusCode != 200 {
-			return fmt.Errorf("status %d", a.StatusCode)
-		}
-		return nil
-	})
+	require.Equal(t, 503, w.chat("").StatusCode, "its moment is not over")
+	move(time.Second)
+	require.Equal(t, 200, w.chat("").StatusCode)
 	require.Equal(t, 200, w.chat("").StatusCode)
 	require.Equal(t, int64(8), calls.Load())
 }
@@ -394,13 +397,15 @@ func TestTimeoutsByPhase(t *testing.T) {
 	}{
 		"first byte": {func(c *Config) { c.HeaderTimeout = 50 * time.Millisecond }, "", nil, "no first byte from it within 50ms"},
 		"idle":       {func(c *Config) { c.IdleTimeout = 50 * time.Millisecond }, "", []string{"{"}, "no next piece of the answer from it within 50ms"},
-		"total":      {func(c *Config) { c.TotalTimeout = 50 * time.Millisecond }, "", []string{"{"}, "no whole answer from it within 50ms"},
-		"a stream":   {func(c *Config) { c.IdleTimeout = 50 * time.Millisecond }, `,"stream":true`, []string{firstChunk}, ""},
+		"total":      {func(c *Config) { c.TotalTimeout = time.Second }, "", []string{"{"}, "no whole answer from it within 1s"},
+		"a stream":   {func(c *Config) { c.IdleTimeout = time.Second }, `,"stream":true`, []string{firstChunk}, "no next piece of the answer from it within 1s"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			leave := make(chan struct{})
+			var asked atomic.Bool
 			w := begin(t, func(rw http.ResponseWriter, _ *http.Request) {
+				asked.Store(true)
 				switch {
 				case c.stream != "":
 					events(rw, c.parts...)
@@ -415,11 +420,15 @@ func TestTimeoutsByPhase(t *testing.T) {
 			c.set(&w.config)
 			w.run(roomy)
 			a := w.chat(c.stream)
-			if c.message == "" {
+			if c.stream != "" && a.err != nil { // else the time was over before the first piece had been passed on
 				require.ErrorIs(t, a.err, io.ErrUnexpectedEOF, "it must not look complete")
 			} else {
 				require.Equal(t, 504, a.StatusCode)
 				require.Contains(t, w.problemOf(a).Error.Message, c.message)
+			}
+			if ended := w.events(2)[event.KindReleased]; len(ended) > 0 && !asked.Load() {
+				require.Equal(t, ledger.ReasonUpstreamTimeout, ended[0].Release.Reason)
+				return // the time was over before the provider had been asked
 			}
 			o := w.outcome()
 			require.Equal(t, ledger.ReasonUpstreamTimeout, o.Finish)

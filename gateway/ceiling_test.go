@@ -16,7 +16,6 @@ import (
 	"tollgate/e2e/stack"
 	"tollgate/ledger"
 	"tollgate/ledger/event"
-	"tollgate/lua"
 )
 
 // talker is how a provider of one protocol streams, and what an answer of it looks like that reached its bound.
@@ -278,15 +277,11 @@ func TestStreamGrowsWithoutRedis(t *testing.T) {
 			t.Parallel()
 			var link *stack.Link
 			w := begin(t, func(rw http.ResponseWriter, r *http.Request) {
-				link.BlackHole(true)
+				link.Refuse(true)
+				link.Drop()
 				longAnswer(4000)(rw, r)
 			})
-			w.config.LimiterTimeout = 200 * time.Millisecond
-			link = stack.Proxy(t, w.redis.Options().Addr)
-			client, err := lua.Connect(fmt.Sprintf("redis://%s/%d", link.Addr, w.redis.Options().DB), lua.Options{})
-			require.NoError(t, err)
-			t.Cleanup(func() { require.NoError(t, client.Close()) })
-			w.scripts = lua.New(client)
+			link = w.proxied()
 			w.run(fmt.Sprintf("  - {name: app-day, tier: app, budget: {tokens: 1000000, per: day}, hard: %t}\n", hard) +
 				"degraded:\n  local: {requests_per_second: 100, tokens_per_minute: 3000}\n")
 			a := w.send(http.MethodPost, chatPath, talkers["chat"].body)

@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"io"
@@ -140,6 +141,7 @@ func TestCallerLeavesStream(t *testing.T) {
 					}
 				}
 				for i, moment := range moments {
+					w.awaitDrains(0)
 					l.moment = moment
 					l.leaveStream(w, path, body)
 					used := w.usedEvents(i + 1)[i]
@@ -183,12 +185,24 @@ func (w *world) usedEvents(n int) (used []*event.Event) {
 	return used
 }
 
+// awaitDrains waits until so many streams are read on without their caller.
+func (w *world) awaitDrains(n int) {
+	w.Helper()
+	stack.Eventually(w, func() error {
+		if got := len(w.gateway.drains); got != n {
+			return fmt.Errorf("%d drains, want %d", got, n)
+		}
+		return nil
+	})
+}
+
 // rawStream asks for a stream on a connection of its own.
 func (w *world) rawStream(model string) *net.TCPConn {
 	w.Helper()
 	conn, err := net.Dial("tcp", strings.TrimPrefix(w.url, "http://"))
 	require.NoError(w, err)
 	w.Cleanup(func() { _ = conn.Close() })
+	require.NoError(w, conn.SetDeadline(time.Now().Add(patience)))
 	body := strings.Replace(talkers["chat"].body, "gpt-4o-mini", model, 1)
 	_, err = fmt.Fprintf(conn, "POST %s HTTP/1.1\r\nHost: x\r\nX-Api-Key: %s\r\nContent-Length: %d\r\n\r\n%s", chatPath, callerSecret, len(body), body)
 	require.NoError(w, err)
@@ -199,27 +213,34 @@ func (w *world) rawStream(model string) *net.TCPConn {
 // said is charged once.
 func TestCallerLeavesOddly(t *testing.T) {
 	t.Parallel()
-	for name, leave := range map[string]func(t *testing.T, conn *net.TCPConn){
-		"reset": func(t *testing.T, conn *net.TCPConn) {
+	const unread = 3 * time.Second // the first piece must pass within half of it
+	for name, c := range map[string]struct {
+		patience time.Duration
+		leave    func(t *testing.T, conn *net.TCPConn)
+	}{
+		"reset": {patience, func(t *testing.T, conn *net.TCPConn) {
 			require.NoError(t, conn.SetLinger(0))
 			require.NoError(t, conn.Close())
-		},
-		"half-closed":   func(t *testing.T, conn *net.TCPConn) { require.NoError(t, conn.CloseWrite()) },
-		"stops reading": func(*testing.T, *net.TCPConn) {},
+		}},
+		"half-closed": {patience, func(t *testing.T, conn *net.TCPConn) {
+			require.NoError(t, conn.CloseWrite())
+			go func() { _, _ = io.Copy(io.Discard, conn) }() // until the test closes it
+		}},
+		"stops reading": {unread, func(*testing.T, *net.TCPConn) {}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			left := make(chan struct{}, 1)
-			c := talkers["chat"]
-			c.piece = strings.Replace(c.piece, " one two", strings.Repeat(" one two", 1000), 1)
-			w := begin(t, c.endless(left))
-			w.config.CallerTimeout = 300 * time.Millisecond
+			talker := talkers["chat"]
+			talker.piece = strings.Replace(talker.piece, " one two", strings.Repeat(" one two", 1000), 1)
+			w := begin(t, talker.endless(left))
+			w.config.CallerTimeout = c.patience
 			w.run(roomy)
 			conn := w.rawStream("gpt-4o-mini")
 			first := make([]byte, 1)
 			_, err := io.ReadFull(conn, first)
 			require.NoError(t, err)
-			leave(t, conn)
+			c.leave(t, conn)
 			select {
 			case <-left:
 			case <-time.After(patience):
@@ -247,25 +268,18 @@ func TestDrainsAreBounded(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			talking := make(chan struct{}, 1)
 			w := begin(t, func(rw http.ResponseWriter, r *http.Request) {
 				_, _ = io.Copy(io.Discard, r.Body)
 				events(rw, talkers["chat"].start, talkers["chat"].piece)
-				talking <- struct{}{}
 				<-r.Context().Done()
 			})
 			c.change(&w.config)
 			w.run(roomy)
 			conn := w.rawStream("patient")
-			<-talking
+			requireRead(t, conn, "one two three four")
 			require.NoError(t, conn.Close())
 			if name == "shutdown" {
-				stack.Eventually(t, func() error {
-					if len(w.gateway.drains) == 0 {
-						return fmt.Errorf("nothing is drained")
-					}
-					return nil
-				})
+				w.awaitDrains(1)
 				require.Error(t, w.stop(), "time was up")
 				w.stop = func() error { return nil }
 			}
@@ -274,7 +288,18 @@ func TestDrainsAreBounded(t *testing.T) {
 			require.Equal(t, c.did, used.Outcome.OnDisconnect)
 			require.Equal(t, ledger.UsageEstimated, used.Outcome.UsageState)
 			require.EqualValues(t, 4, used.Outcome.Usage.Output)
-			require.Empty(t, w.gateway.drains)
+			w.awaitDrains(0)
 		})
+	}
+}
+
+// requireRead reads until the text has come.
+func requireRead(t *testing.T, conn net.Conn, text string) {
+	t.Helper()
+	var read []byte
+	for piece := make([]byte, 4<<10); !bytes.Contains(read, []byte(text)); {
+		n, err := conn.Read(piece)
+		require.NoError(t, err)
+		read = append(read, piece[:n]...)
 	}
 }

@@ -14,10 +14,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/stretchr/testify/require"
 
-	"tollgate/e2e/stack"
 	"tollgate/ledger"
 	"tollgate/ledger/event"
-	"tollgate/lua"
 )
 
 const (
@@ -290,6 +288,7 @@ func TestCallerLeavesStreamDrain(t *testing.T) {
 		}
 		events(rw, lastChunk, usageChunk, doneChunk)
 	})
+	w.awaitDrains(1)
 	close(proceed)
 	o := w.outcome()
 	require.Equal(t, ledger.ReasonClientGone, o.Finish)
@@ -344,11 +343,7 @@ func TestRedisIsAway(t *testing.T) {
 			t.Parallel()
 			w := begin(t, plain)
 			w.config.LimiterTimeout = 30 * time.Millisecond
-			link := stack.Proxy(t, w.redis.Options().Addr)
-			client, err := lua.Connect(fmt.Sprintf("redis://%s/%d", link.Addr, w.redis.Options().DB), lua.Options{})
-			require.NoError(t, err)
-			t.Cleanup(func() { require.NoError(t, client.Close()) })
-			w.scripts = lua.New(client)
+			link := w.proxied()
 			w.run(roomy + "degraded:\n  local: " + local + "\n")
 			link.BlackHole(true)
 			a := w.chat("")

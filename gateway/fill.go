@@ -15,9 +15,9 @@ import (
 )
 
 const (
-	// fillPatience is how long a policy waits for its new budgets to be filled: a push is in force within a second.
-	fillPatience = 500 * time.Millisecond
-	// fillRetry is how soon settlers are asked again, fillTimeout how long they may take then.
+	// fillPause is how soon a policy that waits asks again where no settler listens.
+	fillPause = 50 * time.Millisecond
+	// fillRetry is how soon settlers are asked again afterwards, fillTimeout how long they may take then.
 	fillRetry   = time.Second
 	fillTimeout = 5 * time.Second
 	// fillRenew is how often settlers are told that the policy still stands: far more often than they forget it.
@@ -31,7 +31,8 @@ const (
 // was admitted under it. It is safe for concurrent use.
 type filler struct {
 	nc       *nats.Conn
-	degraded func(bool) // told whether budgets in force are not filled
+	patience time.Duration // of a policy, for its new budgets
+	degraded func(bool)    // told whether budgets in force are not filled
 	log      *slog.Logger
 
 	mu      sync.Mutex
@@ -47,20 +48,20 @@ type fillKey struct {
 	event.FillFamily
 }
 
-func newFiller(nc *nats.Conn, degraded func(bool), log *slog.Logger) *filler {
-	return &filler{nc: nc, degraded: degraded, log: log, wanted: &event.Fill{}, filled: map[fillKey]bool{}, changed: make(chan struct{}, 1)}
+func newFiller(nc *nats.Conn, patience time.Duration, degraded func(bool), log *slog.Logger) *filler {
+	return &filler{nc: nc, patience: patience, degraded: degraded, log: log, wanted: &event.Fill{}, filled: map[fillKey]bool{}, changed: make(chan struct{}, 1)}
 }
 
-// before has filled what the policy is about to be judged by, as far as that takes no longer than fillPatience.
+// before has filled what the policy is about to be judged by, as far as that takes no longer than its patience.
 func (f *filler) before(ctx context.Context, p *policy.Policy) {
 	missing := f.missing(p.Fill())
 	if len(missing.Families) == 0 {
 		return
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, fillPatience, errors.New("fill: no settler has answered in time"))
+	ctx, cancel := context.WithTimeoutCause(ctx, f.patience, errors.New("fill: no settler has answered in time"))
 	defer cancel()
 	err := f.ask(ctx, missing)
-	for errors.Is(err, nats.ErrNoResponders) && pause(ctx, fillPatience/10) {
+	for errors.Is(err, nats.ErrNoResponders) && pause(ctx, fillPause) {
 		err = f.ask(ctx, missing)
 	}
 	if err != nil {

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
 
@@ -33,7 +32,7 @@ func (g *Gateway) watchPushed(ctx context.Context) error {
 // readPushed takes what was pushed before this gateway serves, also while it was starting, so that not one request is judged
 // without it. Where NATS does not answer soon, watching will find it.
 func (g *Gateway) readPushed(ctx context.Context) {
-	ctx, cancel := context.WithTimeoutCause(ctx, 2*time.Second, errors.New("read pushed policy and prices: NATS did not answer in time"))
+	ctx, cancel := context.WithTimeoutCause(ctx, g.waits.pushed, errors.New("read pushed policy and prices: NATS did not answer in time"))
 	defer cancel()
 	bucket, err := PolicyBucket(ctx, g.js)
 	if err == nil {

@@ -69,6 +69,7 @@ type Gateway struct {
 	follow  bool
 	js      jetstream.JetStream
 	filler  *filler
+	waits   waits
 
 	presentOnce atomic.Bool // settlers have been told of this gateway
 	owesPolicy  atomic.Bool // the policy in force is not on record
@@ -101,9 +102,10 @@ func New(config Config, d Deps) (*Gateway, error) {
 		transport: provider.NewTransport(config.timeouts()),
 		trusted:   trusted, bodies: kept, metrics: newMetrics(d.Registry), refusals: newRefusals(clock.Now()),
 		remaining: newRemaining(d.Registry), follow: d.FollowPolicy, js: js, drains: make(chan struct{}, config.Drains),
+		waits: usualWaits,
 	}
 	g.control = admission.NewControl(d.NATS, js, g.delivered)
-	g.filler = newFiller(d.NATS, func(on bool) { g.metrics.setDegraded(componentLedger, on) }, d.Log)
+	g.filler = newFiller(d.NATS, g.waits.fill, func(on bool) { g.metrics.setDegraded(componentLedger, on) }, d.Log)
 	g.work, g.cutWork = context.WithCancel(context.Background())
 	g.admission = admission.New(admission.Parts{
 		Scripts: d.Scripts, Keys: g.directory, Control: g.control, Clock: clock, Timeout: config.LimiterTimeout,
@@ -274,9 +276,6 @@ func (g *Gateway) announce() {
 	}
 }
 
-// afterCut is how long the requests that were cut, and the flush after them, may take at least.
-const afterCut = 5 * time.Second
-
 func (g *Gateway) stop(server *http.Server, served <-chan error) error {
 	g.stopping.Store(true)
 	ctx, cancel := context.WithTimeoutCause(context.Background(), g.config.ShutdownTimeout, errors.New("shutdown: time is up"))
@@ -296,7 +295,7 @@ func (g *Gateway) stop(server *http.Server, served <-chan error) error {
 		if err := step.run(ctx); err != nil {
 			problems = append(problems, fmt.Errorf("%s: %w", step.name, err))
 		}
-		if least := time.Now().Add(afterCut); end.Before(least) {
+		if least := time.Now().Add(g.waits.cut); end.Before(least) {
 			ctx, cancel = context.WithDeadlineCause(context.Background(), least, errors.New("shutdown: time is up"))
 			defer cancel()
 		}

@@ -14,6 +14,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -35,7 +36,7 @@ import (
 func TestMain(m *testing.M) { stack.Main(m, stack.Options{}) }
 
 const (
-	patience       = 30 * time.Second
+	patience       = 2 * time.Minute
 	app            = "checkout"
 	callerSecret   = "tg-caller-secret"
 	upstreamSecret = "sk-provider-secret"
@@ -62,34 +63,36 @@ type world struct {
 	client   *http.Client
 	follow   bool
 	fills    func(*event.Fill) string // answers to requests to fill budgets, "" for none; nil fills them all
+	prepare  func(*Gateway)           // what is set before the gateway runs; nil sets nothing
 	stop     func() error
 }
 
 // begin prepares a world whose gateway does not run yet.
 func begin(t testing.TB, provider http.HandlerFunc) *world {
 	t.Helper()
+	stack.AwayFromMidnight(t, time.UTC)
 	w := &world{TB: t, nats: stack.NATS(t), provider: httptest.NewServer(provider), registry: prometheus.NewRegistry(), logs: &stack.Logs{}}
 	t.Cleanup(w.provider.Close)
 	w.config = Config{
-		LimiterTimeout: 5 * time.Second, MaxBody: 1 << 20, DialTimeout: 5 * time.Second, HeaderTimeout: time.Minute, ShutdownTimeout: 20 * time.Second,
+		LimiterTimeout: patience, MaxBody: 1 << 20, DialTimeout: patience, HeaderTimeout: patience, ShutdownTimeout: patience,
 		RefusalsEvery: 10 * time.Millisecond, ConfirmEvery: time.Second, MaxBodies: 1 << 30,
-		CallerTimeout: time.Minute, DrainTimeout: time.Minute, Drains: 16,
+		CallerTimeout: patience, DrainTimeout: patience, Drains: 16,
 	}
 	w.keyFile = filepath.Join(t.TempDir(), "key")
 	require.NoError(t, os.WriteFile(w.keyFile, []byte(upstreamSecret+"\n"), 0o600))
 	require.NoError(t, os.WriteFile(w.keyFile+"-b", []byte(upstreamSecret+"-b\n"), 0o600))
 	var err error
-	w.redis, err = lua.Connect(stack.Redis(t), lua.Options{Timeout: 5 * time.Second})
+	w.redis, err = lua.Connect(stack.Redis(t), lua.Options{Timeout: patience})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, w.redis.Close()) })
-	w.scripts = lua.New(w.redis)
+	w.limiter(w.redis)
 	for _, slot := range []string{lua.SharedSlot, app} {
 		require.NoError(t, w.scripts.Rebuild(t.Context(), lua.RebuildCall{Slot: slot, Generation: "1"}))
 	}
-	w.nc, err = nats.Connect(w.nats.ClientURL(), nats.ReconnectBufSize(-1))
+	w.nc, err = nats.Connect(w.nats.ClientURL(), nats.ReconnectBufSize(-1), nats.Timeout(patience))
 	require.NoError(t, err)
 	t.Cleanup(w.nc.Close)
-	w.js, err = jetstream.New(w.nc)
+	w.js, err = jetstream.New(w.nc, jetstream.WithDefaultTimeout(patience))
 	require.NoError(t, err)
 	_, err = w.js.CreateStream(t.Context(), jetstream.StreamConfig{Name: event.Stream, Subjects: []string{event.Subjects}, AllowDirect: true})
 	require.NoError(t, err)
@@ -106,6 +109,35 @@ func begin(t testing.TB, provider http.HandlerFunc) *world {
 	t.Cleanup(transport.CloseIdleConnections)
 	w.client = &http.Client{Transport: transport, Timeout: patience}
 	return w
+}
+
+// limiter has the gateway ask Redis through the client. Its slots do not lapse while this process stands still.
+func (w *world) limiter(client *redis.Client) {
+	w.scripts = lua.New(client)
+	w.scripts.KeepLeases(time.Hour)
+}
+
+// proxied has the gateway ask Redis through a link of its own. The client does without timeouts: LimiterTimeout is the one.
+func (w *world) proxied() *stack.Link {
+	w.Helper()
+	link := stack.Proxy(w, w.redis.Options().Addr)
+	client, err := lua.Connect(fmt.Sprintf("redis://%s/%d", link.Addr, w.redis.Options().DB), lua.Options{Timeout: patience})
+	require.NoError(w, err)
+	w.Cleanup(func() { require.NoError(w, client.Close()) })
+	w.limiter(client)
+	return link
+}
+
+// frozen has the keys of providers rest by a clock that stands still until it is moved.
+func (w *world) frozen() (move func(time.Duration)) {
+	var passed atomic.Int64
+	begun := time.Now()
+	w.prepare = func(g *Gateway) {
+		for _, u := range *g.upstreams.Load() {
+			u.Clock = func() time.Time { return begun.Add(time.Duration(passed.Load())) }
+		}
+	}
+	return func(d time.Duration) { passed.Add(int64(d)) }
 }
 
 // answerFill is the settler that fills budgets.
@@ -169,6 +201,8 @@ limits:
 %[3]s`, w.provider.URL, w.keyFile, limits)
 	p, err := policy.Parse([]byte(text), nil)
 	require.NoError(w, err, text)
+	// A Redis that is slow because everything is must not open the breaker.
+	p.Degraded.Breaker.Latency = patience
 	return p
 }
 
@@ -181,13 +215,18 @@ func (w *world) run(limits string) *world {
 	log := slog.New(slog.NewJSONHandler(w.logs, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	var err error
 	w.outbox, err = outbox.Open(outbox.Config{
-		Dir: w.TempDir(), AckTimeout: 10 * time.Second, SyncEvery: 10 * time.Millisecond, SegmentBytes: 1 << 20, MaxBytes: 1 << 30,
+		Dir: w.TempDir(), AckTimeout: patience, SyncEvery: 10 * time.Millisecond, SegmentBytes: 1 << 20, MaxBytes: 1 << 30,
 	}, w.nc, log, w.registry)
 	require.NoError(w, err)
 	w.gateway, err = New(w.config, Deps{
 		Scripts: w.scripts, NATS: w.nc, Outbox: w.outbox, Policy: w.rules(limits), FollowPolicy: w.follow, Log: log, Registry: w.registry,
 	})
 	require.NoError(w, err)
+	w.gateway.waits = waits{pushed: patience, owners: patience, cut: patience}
+	w.gateway.filler.patience = patience
+	if w.prepare != nil {
+		w.prepare(w.gateway)
+	}
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(w, err)
 	w.url = "http://" + listener.Addr().String()
@@ -289,7 +328,7 @@ func (w *world) events(n int) map[event.Kind][]*event.Event {
 	w.Helper()
 	var found map[event.Kind][]*event.Event
 	stack.Eventually(w, func() error {
-		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
 		defer cancel()
 		stream, err := w.js.Stream(ctx, event.Stream)
 		if err != nil {

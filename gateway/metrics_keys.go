@@ -1,8 +1,6 @@
 package gateway
 
 import (
-	"time"
-
 	"github.com/prometheus/client_golang/prometheus"
 
 	"tollgate/gateway/provider"
@@ -30,8 +28,8 @@ func (m keyMetrics) Collect(to chan<- prometheus.Metric) {
 	if upstreams == nil {
 		return // no policy is in force yet
 	}
-	now := time.Now()
 	for name, u := range *upstreams {
+		now := u.Now()
 		for _, key := range u.Keys() {
 			rests := key.Rests(now)
 			for _, cause := range provider.Causes() {

@@ -187,7 +187,7 @@ func TestRefusalsThatCannotBeRecorded(t *testing.T) {
 
 // refusedEvents adds up what the stream knows of refusals, over all hours.
 func (w *world) refusedEvents() (map[event.RefusalCount]int64, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	stream, err := w.js.Stream(ctx, event.Stream)
 	if err != nil {

@@ -23,8 +23,6 @@ const (
 	ownersBucket = "tollgate_responses"
 	// ownersKept is a little longer than OpenAI keeps a response.
 	ownersKept = 31 * 24 * time.Hour
-	// ownersTimeout bounds what one request waits for the bucket.
-	ownersTimeout = 500 * time.Millisecond
 )
 
 // owner is whose a stored response is, and where it lies.
@@ -54,7 +52,7 @@ func (x *exchange) remember(id string) {
 	if x.endpoint != provider.Responses || id == "" {
 		return
 	}
-	ctx, cancel := context.WithTimeoutCause(context.WithoutCancel(x.r.Context()), ownersTimeout, errors.New("owners: NATS did not answer in time"))
+	ctx, cancel := context.WithTimeoutCause(context.WithoutCancel(x.r.Context()), x.g.waits.owners, errors.New("owners: NATS did not answer in time"))
 	defer cancel()
 	bucket, err := x.g.owners(ctx)
 	if err == nil {
@@ -68,7 +66,7 @@ func (x *exchange) remember(id string) {
 
 // ownerOf finds whose a response is; errNoOwner when nobody's is known.
 func (g *Gateway) ownerOf(ctx context.Context, id string) (o owner, err error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, ownersTimeout, errors.New("owners: NATS did not answer in time"))
+	ctx, cancel := context.WithTimeoutCause(ctx, g.waits.owners, errors.New("owners: NATS did not answer in time"))
 	defer cancel()
 	bucket, err := g.owners(ctx)
 	if err != nil {
@@ -148,7 +146,7 @@ func (x *exchange) findStored(id string) bool {
 		x.problem(problem{reason: ledger.ReasonUnknownObject, message: "no response " + id + " is stored here"})
 		return false
 	}
-	key, err := upstream.Choose(provider.Pick{Only: o.Key}, time.Now())
+	key, err := upstream.Choose(provider.Pick{Only: o.Key}, upstream.Now())
 	if err != nil {
 		x.g.log.Warn("stored response cannot be asked for", "provider", o.Provider, "error", err)
 		x.problem(problem{reason: ledger.ReasonUpstreamDown, message: "the provider " + o.Provider + " does not serve at the moment"})

@@ -23,7 +23,7 @@ func (c *candidate) chooseKey(model *policy.Model) (name string, refusal *Refusa
 	if len(c.full) > 0 {
 		without = slices.Concat(without, c.full)
 	}
-	key, err := c.Upstream.Choose(provider.Pick{Model: model.Upstream, Without: without, Only: c.ask.OnlyKey}, time.Now())
+	key, err := c.Upstream.Choose(provider.Pick{Model: model.Upstream, Without: without, Only: c.ask.OnlyKey}, c.Upstream.Now())
 	var resting *provider.Resting
 	if errors.As(err, &resting) {
 		return "", c.restingRefusal(resting)

@@ -3,7 +3,6 @@ package admission
 import (
 	"errors"
 	"fmt"
-	"time"
 
 	"tollgate/gateway/provider"
 	"tollgate/ledger"
@@ -30,7 +29,7 @@ func (a *Admission) Route(model string, protocol policy.Protocol, only string) (
 	if route.Upstream == nil {
 		return route, nil // nobody is asked
 	}
-	key, err := route.Upstream.Choose(provider.Pick{Model: m.Upstream, Only: only}, time.Now())
+	key, err := route.Upstream.Choose(provider.Pick{Model: m.Upstream, Only: only}, route.Upstream.Now())
 	var resting *provider.Resting
 	if errors.As(err, &resting) {
 		return Route{}, refusalOfResting(m.Provider, resting)

@@ -25,6 +25,7 @@ type Upstream struct {
 	Name     string
 	BaseURL  string // with /v1, without a slash at the end
 	Timeouts Timeouts
+	Clock    func() time.Time // by which keys rest; nil is time.Now
 	keys     []*Key
 	client   *http.Client
 	speaks   protocol
@@ -128,10 +129,18 @@ func (p Payload) reader() io.ReadCloser {
 	return io.NopCloser(io.NewSectionReader(p, 0, p.Size))
 }
 
+// Now is the time by which its keys rest.
+func (u *Upstream) Now() time.Time {
+	if u.Clock == nil {
+		return time.Now()
+	}
+	return u.Clock()
+}
+
 // Send sends a request once and returns its answer, whatever its status; the caller closes the body, which ends the call. The key
 // learns how it fared. Every error is a *SendError.
 func (u *Upstream) Send(ctx context.Context, key *Key, to Target, header http.Header, body Payload) (*http.Response, error) {
-	sent := time.Now()
+	sent := u.Now()
 	key.begin(to.Model, sent)
 	callCtx, cancel := context.WithCancelCause(ctx)
 	end := func() {
@@ -151,11 +160,11 @@ func (u *Upstream) Send(ctx context.Context, key *Key, to Target, header http.He
 		if cause := context.Cause(callCtx); cause != nil && ctx.Err() == nil {
 			err.Err = fmt.Errorf("provider %s: %w", u.Name, cause)
 		}
-		key.unanswered(to.Model, ctx.Err() != nil, time.Now(), u.Timeouts.Down)
+		key.unanswered(to.Model, ctx.Err() != nil, u.Now(), u.Timeouts.Down)
 		end()
 		return nil, err
 	}
-	key.answered(to.Model, response.StatusCode, response.Header, sent, time.Now(), u.Timeouts.Down)
+	key.answered(to.Model, response.StatusCode, response.Header, sent, u.Now(), u.Timeouts.Down)
 	answer := &answerBody{ReadCloser: response.Body, ctx: callCtx, idle: u.Timeouts.Idle, close: sync.OnceFunc(end)}
 	if answer.idle > 0 {
 		answer.late = time.AfterFunc(time.Hour, func() { cancel(&TimeoutError{PhaseIdle, answer.idle}) })
