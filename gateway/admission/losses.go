@@ -106,7 +106,7 @@ func (a *Admission) rebuiltNow(ctx context.Context, c *candidate) bool {
 }
 
 func (a *Admission) rebuild(ctx context.Context, app string) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, rebuildTimeout, errors.New("rebuild: no answer in time"))
+	ctx, cancel := context.WithTimeoutCause(ctx, a.rebuildTimeout, errors.New("rebuild: no answer in time"))
 	defer cancel()
 	return a.control.Rebuild(ctx, app)
 }

@@ -27,7 +27,7 @@ import (
 func TestMain(m *testing.M) { stack.Main(m, stack.Options{}) }
 
 const (
-	patience = 30 * time.Second
+	patience = 2 * time.Minute
 	app      = "checkout"
 )
 
@@ -56,6 +56,7 @@ type settings struct {
 
 func newWorld(t testing.TB, s settings, limits string) *world {
 	t.Helper()
+	stack.AwayFromMidnight(t, time.UTC)
 	w := &world{TB: t, url: stack.Redis(t), nats: stack.NATS(t), registry: prometheus.NewRegistry(), logs: &stack.Logs{}}
 	w.log = slog.New(slog.NewTextHandler(w.logs, nil))
 	if s.redisURL == "" {
@@ -68,20 +69,20 @@ func newWorld(t testing.TB, s settings, limits string) *world {
 		s.now = time.Now
 	}
 	if s.timeout == 0 {
-		s.timeout = 5 * time.Second
+		s.timeout = patience
 	}
 	var err error
-	w.redis, err = lua.Connect(w.url, lua.Options{Timeout: 5 * time.Second})
+	w.redis, err = lua.Connect(w.url, lua.Options{Timeout: patience})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, w.redis.Close()) })
 	w.client, err = lua.Connect(s.redisURL, lua.Options{Timeout: s.timeout})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, w.client.Close()) })
-	w.nc, err = nats.Connect(w.nats.ClientURL(), nats.MaxReconnects(-1), nats.ReconnectWait(10*time.Millisecond),
+	w.nc, err = nats.Connect(w.nats.ClientURL(), nats.MaxReconnects(-1), nats.ReconnectWait(10*time.Millisecond), nats.Timeout(patience),
 		nats.ErrorHandler(func(*nats.Conn, *nats.Subscription, error) {}))
 	require.NoError(t, err)
 	t.Cleanup(w.nc.Close)
-	w.js, err = jetstream.New(w.nc)
+	w.js, err = jetstream.New(w.nc, jetstream.WithDefaultTimeout(patience))
 	require.NoError(t, err)
 	w.generation("1")
 	if !s.unmarked {
@@ -89,10 +90,13 @@ func newWorld(t testing.TB, s settings, limits string) *world {
 	}
 	control := NewControl(w.nc, w.js, func(context.Context) error { return nil })
 	require.NoError(t, control.Refresh(t.Context()))
+	scripts := lua.New(w.client)
+	scripts.KeepLeases(time.Hour) // also while this process stands still
 	w.Admission = New(Parts{
-		Scripts: lua.New(w.client), Keys: NewDirectory(w.js, w.log), Control: control, Clock: NewClock(s.now), Timeout: s.timeout,
+		Scripts: scripts, Keys: NewDirectory(w.js, w.log), Control: control, Clock: NewClock(s.now), Timeout: s.timeout,
 		Metrics: NewMetrics(w.registry), Degraded: func(bool) {}, Log: w.log,
 	})
+	w.rebuildTimeout = patience
 	require.NoError(t, w.SetPolicy(w.rules(limits), map[string]*provider.Upstream{}))
 	return w
 }
@@ -128,6 +132,8 @@ plans:
   paid: {}
 %s`, limits), nil)
 	require.NoError(w, err)
+	// A Redis that is slow because everything is must not open the breaker.
+	p.Degraded.Breaker.Latency = patience
 	return p
 }
 
@@ -181,7 +187,7 @@ func (w *world) putKey(secret string, r keys.Record) {
 	data, err := r.Encode()
 	require.NoError(w, err)
 	stack.Eventually(w, func() error {
-		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 		defer cancel()
 		bucket, err := w.js.CreateOrUpdateKeyValue(ctx, jetstream.KeyValueConfig{Bucket: keys.Bucket})
 		if err != nil {
@@ -227,6 +233,7 @@ func configSet(t testing.TB, url, name, value string) error {
 	t.Helper()
 	options, err := redis.ParseURL(url)
 	require.NoError(t, err)
+	options.DialTimeout, options.ReadTimeout = patience, patience
 	client := redis.NewClient(options)
 	return errors.Join(client.ConfigSet(context.Background(), name, value).Err(), client.Close())
 }

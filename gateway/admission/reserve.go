@@ -42,6 +42,8 @@ type Admission struct {
 	lines     lines
 	leases    *leases
 	grants    *grants
+
+	rebuildTimeout time.Duration // longer in tests, whose process may stand still
 }
 
 // rules are a policy in force with the prices and upstreams that go with it.
@@ -71,7 +73,7 @@ func New(p Parts) *Admission {
 		degraded: p.Degraded, log: p.Log,
 		local: NewLocal(time.Now), exhausted: NewExhausted(maxExhausted, time.Now), losses: newLosses(),
 		leases: newLeases(p.Scripts, p.Timeout, p.Log), asking: make(chan struct{}, callsAtOnce),
-		grants: newGrants(p.Control.js, p.Log),
+		grants: newGrants(p.Control.js, p.Log), rebuildTimeout: rebuildTimeout,
 	}
 	a.breaker = NewBreaker(a.probe, a.breakerChanged, time.Now)
 	a.leases.freed = a.lines.freed
