@@ -1,6 +1,7 @@
 package settler_test
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -28,12 +29,12 @@ func TestMain(m *testing.M) { stack.Main(m, stack.Options{Migrate: migrations.Up
 
 const app = "checkout"
 
-// patience bounds every wait of a test.
-const patience = time.Minute
+// patience bounds every wait of a test, and every call that it makes itself.
+const patience = 3 * time.Minute
 
 func testConfig() settler.Config {
 	return settler.Config{
-		Batch: 100, Linger: 5 * time.Millisecond, Workers: 2, AckWait: 2 * time.Second, MaxAckPending: 1000, MaxAge: time.Hour, Replicas: 1,
+		Batch: 100, Linger: 5 * time.Millisecond, Workers: 2, AckWait: 30 * time.Second, MaxAckPending: 1000, MaxAge: time.Hour, Replicas: 1,
 		SweepEvery: 50 * time.Millisecond, SweepGrace: 100 * time.Millisecond, RebuildEvery: 50 * time.Millisecond,
 		PresenceWait: 20 * time.Millisecond, CompareEvery: time.Hour, DirectoryEvery: 50 * time.Millisecond, GapAge: 100 * time.Millisecond,
 	}
@@ -44,10 +45,12 @@ type world struct {
 	testing.TB
 	databaseURL string
 	store       *pg.Store
+	redisURL    string
 	redis       *redis.Client
 	scripts     *lua.Scripts
 	nats        *services.NATS
-	storeDir    string // of nats
+	settlers    *lua.Scripts // those that settlers run
+	storeDir    string       // of nats
 	nc          *nats.Conn
 	js          jetstream.JetStream
 	sequence    uint64
@@ -56,11 +59,13 @@ type world struct {
 
 type parts struct {
 	databaseURL, redisURL string
+	redisTimeout          time.Duration // of settlers; 0 means that they wait for as long as their work may take
 }
 
 func newWorld(t testing.TB, p parts) *world {
 	t.Helper()
-	w := &world{TB: t, databaseURL: p.databaseURL, storeDir: t.TempDir(), metrics: prometheus.NewRegistry()}
+	stack.AwayFromMidnight(t, time.UTC)
+	w := &world{TB: t, databaseURL: p.databaseURL, redisURL: p.redisURL, storeDir: t.TempDir(), metrics: prometheus.NewRegistry()}
 	var err error
 	w.nats, err = services.StartNATS(t.Context(), services.NATSConfig{StoreDir: w.storeDir})
 	require.NoError(t, err)
@@ -68,23 +73,30 @@ func newWorld(t testing.TB, p parts) *world {
 	if w.databaseURL == "" {
 		w.databaseURL = stack.Postgres(t)
 	}
-	if p.redisURL == "" {
-		p.redisURL = stack.Redis(t)
+	if w.redisURL == "" {
+		w.redisURL = stack.Redis(t)
 	}
 	w.store, err = pg.Open(t.Context(), w.databaseURL, 12)
 	require.NoError(t, err)
 	t.Cleanup(w.store.Close)
 	require.NoError(t, w.store.CreateApp(t.Context(), app, "paid"))
-	w.redis, err = lua.Connect(p.redisURL, lua.Options{Timeout: time.Second})
-	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, w.redis.Close()) })
+	w.redis = w.connect(patience)
 	w.scripts = lua.New(w.redis)
+	w.settlers = lua.New(w.connect(cmp.Or(p.redisTimeout, 30*time.Second)))
 	w.nc, err = nats.Connect(w.nats.ClientURL(), nats.MaxReconnects(-1), nats.ReconnectWait(20*time.Millisecond))
 	require.NoError(t, err)
 	t.Cleanup(w.nc.Close)
-	w.js, err = jetstream.New(w.nc)
+	w.js, err = jetstream.New(w.nc, jetstream.WithDefaultTimeout(patience))
 	require.NoError(t, err)
 	return w
+}
+
+func (w *world) connect(timeout time.Duration) *redis.Client {
+	w.Helper()
+	client, err := lua.Connect(w.redisURL, lua.Options{Timeout: timeout})
+	require.NoError(w, err)
+	w.Cleanup(func() { require.NoError(w, client.Close()) })
+	return client
 }
 
 // settle runs a settler until stop is called, at the latest at the end of the test.
@@ -97,7 +109,7 @@ func (w *world) settleWith(config settler.Config) (stop func()) {
 	w.Helper()
 	w.metrics = prometheus.NewRegistry()
 	s, err := settler.New(config, settler.Deps{
-		Store: w.store, Scripts: w.scripts, NATS: w.nc, Log: slog.New(slog.NewTextHandler(w.Output(), &slog.HandlerOptions{Level: slog.LevelWarn})), Registry: w.metrics,
+		Store: w.store, Scripts: w.settlers, NATS: w.nc, Log: slog.New(slog.NewTextHandler(w.Output(), &slog.HandlerOptions{Level: slog.LevelWarn})), Registry: w.metrics,
 	})
 	require.NoError(w, err)
 	ctx, cancel := context.WithCancel(context.Background())
@@ -232,6 +244,33 @@ func (w *world) send(subject, id string, body []byte) {
 	})
 }
 
+// ask repeats a question until somebody answers it: a settler that has just begun may not listen yet.
+func (w *world) ask(subject, question string) string {
+	w.Helper()
+	var answer string
+	w.eventually(func() error {
+		reply, err := w.nc.Request(subject, []byte(question), patience)
+		if err == nil {
+			answer = string(reply.Data)
+		}
+		return err
+	})
+	return answer
+}
+
+// askRebuild asks for a slot's marks, as gateways do, until they stand.
+func (w *world) askRebuild(slots ...string) {
+	w.Helper()
+	for _, slot := range slots {
+		w.eventually(func() error {
+			if answer := w.ask(event.RebuildSubject, slot); answer != "ok" {
+				return fmt.Errorf("rebuild %s: %s", slot, answer)
+			}
+			return nil
+		})
+	}
+}
+
 // state is a reservation's state in the ledger, "" when it is unknown.
 func (w *world) state(id string) (string, error) {
 	return w.scan(`SELECT coalesce((SELECT state FROM reservations WHERE reservation_id = $1), '')`, id)
@@ -260,10 +299,30 @@ func (w *world) awaitState(id, want string) {
 	})
 }
 
+// awaitSettled waits until nothing is left on the stream: an ending may be settled before its opening.
+func (w *world) awaitSettled() {
+	w.Helper()
+	w.eventually(func() error {
+		consumer, err := w.js.Consumer(context.Background(), event.Stream, "settler")
+		if err != nil {
+			return err
+		}
+		if info := consumer.CachedInfo(); info.NumAckPending+int(info.NumPending) > 0 {
+			return fmt.Errorf("%d messages are out and %d wait", info.NumAckPending, info.NumPending)
+		}
+		return nil
+	})
+}
+
+// requireVerified wants every invariant to hold, save one, once all that was published is settled.
 func (w *world) requireVerified(except string) {
 	w.Helper()
-	checks, err := w.store.Verify(context.Background())
-	require.NoError(w, err)
+	w.awaitSettled()
+	var checks []pg.Check
+	w.eventually(func() (err error) { // a connection may be of before Postgres was away
+		checks, err = w.store.Verify(context.Background())
+		return err
+	})
 	for _, c := range checks {
 		require.True(w, c.OK || c.Name == except, "%s: %d %s", c.Name, c.Figure, c.Meaning)
 	}

@@ -29,11 +29,11 @@ func rateOf(tier ledger.Tier, algorithm ledger.Algorithm, unit ledger.Unit) lua.
 func (w *world) reserveAt(r event.Reservation, rates []lua.Rate) event.Reservation {
 	w.Helper()
 	d, err := w.scripts.Reserve(w.Context(), &lua.ReserveCall{
-		ID: r.ID, App: app, Generation: w.generation(), TTL: time.Minute, Need: r.Held, Counters: r.Counters, Rates: rates,
+		ID: r.ID, App: app, Generation: w.generation(), TTL: time.Until(r.Deadline), Need: r.Held, Counters: r.Counters, Rates: rates,
 	})
 	require.NoError(w, err)
 	require.Equal(w, lua.StatusAllowed, d.Status)
-	r.ReservedAt, r.Deadline = d.Now, d.Now.Add(time.Minute)
+	r.ReservedAt = d.Now
 	for _, x := range rates {
 		recorded := event.Rate{Rate: x.Rate, WindowMS: x.Window.Milliseconds()}
 		if x.Burst > 0 {
@@ -87,7 +87,7 @@ func TestRebuildChargesRates(t *testing.T) {
 
 	var open event.Reservation
 	for i := range 4 {
-		r := w.reserveAt(newReservation(time.Minute), rates)
+		r := w.reserveAt(newReservation(time.Hour), rates)
 		w.publish(w.event(event.KindReserved, r))
 		if i == 3 {
 			open = r

@@ -21,13 +21,13 @@ func TestKilledSettlersMessagesComeAgain(t *testing.T) {
 	w := newWorld(t, parts{})
 	const requests = 5
 	config := testConfig()
-	config.AckWait, config.MaxAckPending = 2*time.Second, 2*requests
+	config.AckWait, config.MaxAckPending = 15*time.Second, 2*requests // longer than any process stands still
 	stop := w.settleWith(config)
 	stop()
 	var ids []string
 	publish := func() {
 		for range requests {
-			r := newReservation(time.Minute)
+			r := newReservation(time.Hour)
 			ids = append(ids, r.ID)
 			w.publish(w.event(event.KindReserved, r), w.event(event.KindUsed, r))
 		}
@@ -78,7 +78,7 @@ func TestRefusedBatchesComeAgainSlowly(t *testing.T) {
 	require.ErrorIs(t, err, pgx.ErrNoRows)
 	refusing := time.Now()
 	for range requests {
-		r := newReservation(time.Minute)
+		r := newReservation(time.Hour)
 		w.publish(w.event(event.KindReserved, r), w.event(event.KindUsed, r))
 	}
 	var deliveries uint64

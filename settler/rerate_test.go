@@ -31,7 +31,7 @@ func bookOf(t testing.TB, input ledger.NanoUSD) *price.Book {
 // request settles one request of 40 input and 10 output tokens at 500 nano-dollars, as the first book has it.
 func (w *world) request(change func(*event.Event)) event.Reservation {
 	w.Helper()
-	r := newReservation(time.Minute)
+	r := newReservation(time.Hour)
 	r.PriceRow = "first"
 	reserved, used := w.event(event.KindReserved, r), w.event(event.KindUsed, r)
 	if change != nil {
@@ -66,6 +66,7 @@ func (w *world) requireCharged(requests int, each int64) {
 	w.Helper()
 	total := int64(requests) * each
 	w.awaitRedis(total, 0)
+	w.awaitSettled()
 	for query, want := range map[string]string{
 		`SELECT count(*)::text FROM reservations WHERE state = 'settled' AND charged_nanousd = $1`:                                       strconv.Itoa(requests),
 		`SELECT (sum(cost_usd) * 1000000000)::bigint::text FROM finance.spend_daily WHERE $1 > 0`:                                        strconv.FormatInt(total, 10),

@@ -5,7 +5,6 @@ import (
 	"regexp"
 	"strconv"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -17,7 +16,7 @@ import (
 // TestWriteBackOfManyBudgetsIsCut: an app with a budget for each of its users must not hold Redis up with all of them at once.
 func TestWriteBackOfManyBudgetsIsCut(t *testing.T) {
 	t.Parallel()
-	client, err := lua.Connect(stack.NewRedis(t).URL(0), lua.Options{Timeout: 10 * time.Second})
+	client, err := lua.Connect(stack.NewRedis(t).URL(0), lua.Options{Timeout: patience})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, client.Close()) })
 	scripts := lua.New(client)
