@@ -17,7 +17,7 @@ import (
 func benchConfig(b *testing.B) Config {
 	b.Helper()
 	config := testConfig(b.TempDir())
-	config.SegmentBytes, config.SyncEvery = 1<<24, 50*1e6
+	config.SegmentBytes, config.SyncEvery, config.AckTimeout = 1<<24, 50*time.Millisecond, patience
 	return config
 }
 
@@ -87,7 +87,6 @@ func BenchmarkDrain(b *testing.B) {
 	for b.Loop() {
 		b.StopTimer()
 		config := benchConfig(b)
-		config.AckTimeout = patience
 		before := open(b, config, away(b))
 		mustAppend(b, before, backlog, 500)
 		before.end()

@@ -59,7 +59,9 @@ func childMain(role string) (err error) {
 	defer nc.Close()
 	config := testConfig(os.Getenv(childDir))
 	switch role {
-	case roleFull, roleAlone:
+	case roleFull:
+		config.SegmentBytes, config.AckTimeout = 1<<20, patience // an acknowledgement is all that its events have
+	case roleAlone:
 		config.SegmentBytes = 1 << 20
 	case roleMoments: // which does not run: no acknowledgement comes
 		config.AckTimeout = time.Millisecond

@@ -2,7 +2,6 @@ package outbox
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"os"
@@ -55,7 +54,7 @@ func lost(t *testing.T, settled uint64, lose func(w *world, stream jetstream.Str
 		inPostgres[sequence] = ids[sequence]
 	}
 	thereAgain := func() error {
-		ctx, cancel := context.WithTimeout(ctx, time.Second)
+		ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 		defer cancel()
 		stream, err = w.js.CreateOrUpdateStream(ctx, config)
 		return err
@@ -117,7 +116,9 @@ func TestStreamStoreEmptied(t *testing.T) {
 func TestUnderWayIsNotLost(t *testing.T) {
 	t.Parallel()
 	w := streamed(t)
-	o := start(t, testConfig(t.TempDir()), w.nc)
+	config := testConfig(t.TempDir())
+	config.AckTimeout = patience
+	o := start(t, config, w.nc)
 	mustRecord(t, o, 3)
 	o.Mark()
 	mustRecord(t, o, 3)
@@ -140,15 +141,9 @@ func TestUnderWayIsNotLost(t *testing.T) {
 func TestDiskUseIsBounded(t *testing.T) {
 	t.Parallel()
 	w := streamed(t)
-	require.NoError(t, w.nats.Shutdown(t.Context()))
-	stack.Eventually(t, func() error {
-		if w.nc.IsConnected() {
-			return errors.New("connected")
-		}
-		return nil
-	})
+	w.shutdown()
 	config := testConfig(t.TempDir())
-	config.MaxBytes = 1 << 20
+	config.MaxBytes, config.AckTimeout = 1<<20, patience
 	require.NoError(t, config.Validate())
 	o := start(t, config, w.nc)
 	ids := map[uint64]string{}

@@ -94,7 +94,7 @@ func TestPowerFails(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			config := testConfig(t.TempDir())
-			config.Durability, config.SyncEvery = c.durability, time.Hour
+			config.Durability, config.SyncEvery, config.AckTimeout = c.durability, time.Hour, patience
 			nc := away(t)
 			if !c.away {
 				nc = streamed(t).nc
@@ -191,10 +191,10 @@ func TestSyncNeedsTheStream(t *testing.T) {
 	t.Parallel()
 	w := streamed(t)
 	config := testConfig(t.TempDir())
-	config.Durability = DurabilitySync
+	config.Durability, config.AckTimeout = DurabilitySync, patience
 	o := start(t, config, w.nc)
 	mustRecord(t, o, 1)
-	require.NoError(t, w.nats.Shutdown(t.Context()))
+	w.shutdown()
 	refused := 0
 	stack.Eventually(t, func() error {
 		err := o.Record(t.Context(), reserved(0))
@@ -231,7 +231,7 @@ func TestSyncNeedsTheDisk(t *testing.T) {
 	t.Parallel()
 	w := streamed(t)
 	config := testConfig(t.TempDir())
-	config.Durability, config.SyncEvery = DurabilitySync, time.Hour
+	config.Durability, config.SyncEvery, config.AckTimeout = DurabilitySync, time.Hour, patience
 	o := open(t, config, w.nc)
 	var full atomic.Bool
 	o.fsync = func(f *os.File) error {
@@ -264,7 +264,7 @@ func TestFailedSyncLosesNothing(t *testing.T) {
 	config := testConfig(t.TempDir())
 	config.SyncEvery = time.Hour
 	w := streamed(t)
-	require.NoError(t, w.nats.Shutdown(t.Context()))
+	w.shutdown()
 	o := open(t, config, w.nc)
 	d := o.underneath()
 	o.run()

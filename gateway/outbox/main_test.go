@@ -30,8 +30,9 @@ func TestMain(m *testing.M) {
 }
 
 // patience bounds every wait of a test.
-const patience = 30 * time.Second
+const patience = 2 * time.Minute
 
+// testConfig gives up waiting for an acknowledgement soon. What must have one before its test goes on has patience for it.
 func testConfig(dir string) Config {
 	return Config{
 		Dir: dir, Durability: DurabilityAck, AckTimeout: 500 * time.Millisecond, SyncEvery: 5 * time.Millisecond, SegmentBytes: 1 << 16, MaxBytes: 1 << 30,
@@ -40,7 +41,7 @@ func testConfig(dir string) Config {
 
 func dial(url string) (*nats.Conn, error) {
 	return nats.Connect(url, nats.RetryOnFailedConnect(true), nats.MaxReconnects(-1), nats.ReconnectWait(10*time.Millisecond),
-		nats.ReconnectJitter(time.Millisecond, time.Millisecond), nats.ReconnectBufSize(-1), nats.PingInterval(200*time.Millisecond),
+		nats.ReconnectJitter(time.Millisecond, time.Millisecond), nats.ReconnectBufSize(-1), nats.Timeout(patience),
 		nats.ErrorHandler(func(*nats.Conn, *nats.Subscription, error) {}))
 }
 
@@ -157,15 +158,27 @@ func newWorld(t testing.TB) *world {
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, w.nats.Stop(context.Background())) })
 	w.nc = connect(t, w.nats.ClientURL())
-	w.js, err = jetstream.New(w.nc)
+	w.js, err = jetstream.New(w.nc, jetstream.WithDefaultTimeout(patience))
 	require.NoError(t, err)
 	return w
+}
+
+// shutdown stops the server, and returns when its connection knows.
+func (w *world) shutdown() {
+	w.t.Helper()
+	require.NoError(w.t, w.nats.Shutdown(w.t.Context()))
+	stack.Eventually(w.t, func() error {
+		if w.nc.IsConnected() {
+			return errors.New("connected")
+		}
+		return nil
+	})
 }
 
 func (w *world) createStream() {
 	w.t.Helper()
 	stack.Eventually(w.t, func() error {
-		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 		defer cancel()
 		_, err := w.js.CreateStream(ctx, jetstream.StreamConfig{
 			Name: event.Stream, Subjects: []string{event.Subjects}, Storage: jetstream.FileStorage, Duplicates: 10 * time.Minute, AllowDirect: true,

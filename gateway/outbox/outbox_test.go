@@ -128,6 +128,7 @@ func TestBadEventIsRefused(t *testing.T) {
 	}
 	require.Zero(t, o.Pending())
 	mustRecord(t, o, 1)
+	o.flush()
 	w.requireAll(1, nil)
 }
 
