@@ -33,6 +33,7 @@ func benchCall() *ReserveCall {
 // BenchmarkReserve shows one decision from the caller's side, and the CPU that Redis spends on it, beside a script that does
 // nothing.
 func BenchmarkReserve(b *testing.B) {
+	stack.AwayFromMidnight(b, time.UTC)
 	for name, change := range map[string]func(*ReserveCall){
 		"allowed": func(c *ReserveCall) {
 			// Entries leave the logs as fast as new ones come, so they stay as long as with their limit.
@@ -82,6 +83,7 @@ func BenchmarkReserve(b *testing.B) {
 // BenchmarkSettle ends what it reserves, 64 at a time, with rows and corrections; figures are per reservation and include its
 // reserve.
 func BenchmarkSettle(b *testing.B) {
+	stack.AwayFromMidnight(b, time.UTC)
 	s := connectStore(b, stack.NewRedis(b).URL(0)).open("a")
 	require.NoError(b, s.redis.ConfigSet(b.Context(), "appendonly", "no").Err())
 	var endings []Ending
@@ -116,6 +118,7 @@ func BenchmarkSettle(b *testing.B) {
 // that it has, and of the ends of those, each with ten counters by four users of one app and a bucket to correct. Figures are
 // Redis's CPU for one of each, by the round that was disturbed least; the time includes the reserves.
 func BenchmarkWriteBack(b *testing.B) {
+	stack.AwayFromMidnight(b, time.UTC)
 	s := connectStore(b, stack.NewRedis(b).URL(0)).open("a")
 	const n = 8 * settleChunk
 	calls := make([]*ReserveCall, n)

@@ -22,6 +22,9 @@ func TestMain(m *testing.M) { stack.Main(m, stack.Options{}) }
 
 const generation = "g1"
 
+// patience bounds every call of a test, and every wait.
+const patience = time.Minute
+
 // store is one Redis with the scripts bound to it, and the calls that tests repeat. It is a ledgertest.System.
 type store struct {
 	t testing.TB
@@ -39,10 +42,12 @@ func newStore(t testing.TB) *store {
 
 func connectStore(t testing.TB, url string) *store {
 	t.Helper()
-	client, err := Connect(url, Options{Timeout: 10 * time.Second, PoolSize: 64})
+	client, err := Connect(url, Options{Timeout: patience, PoolSize: 64})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, client.Close()) })
-	return &store{t: t, Scripts: New(client), redis: client}
+	s := &store{t: t, Scripts: New(client), redis: client}
+	s.leaseTTL = ledgertest.LeaseTTL // no lease lapses because a test stood still
+	return s
 }
 
 // open sets the marks of the apps and of the shared slot.
@@ -250,10 +255,18 @@ func number(t testing.TB, text string) int64 {
 	return n
 }
 
+// now is Redis's clock.
+func (s *store) now() time.Time {
+	s.t.Helper()
+	now, err := s.redis.Time(s.t.Context()).Result()
+	require.NoError(s.t, err)
+	return now
+}
+
 // waitUntil returns when Redis's clock has reached the instant.
 func (s *store) waitUntil(at time.Time) {
 	s.t.Helper()
-	ctx, cancel := context.WithDeadline(s.t.Context(), time.Now().Add(10*time.Second))
+	ctx, cancel := context.WithTimeout(s.t.Context(), patience)
 	defer cancel()
 	for {
 		now, err := s.redis.Time(ctx).Result()

@@ -14,10 +14,10 @@ import (
 // replayed are rates of every kind whose charges do not all leave while a test runs.
 func replayed() []Rate {
 	rates := []Rate{
-		{Rate: requestLog, Amount: 1000, Window: time.Minute},
-		{Rate: tokenLog, Amount: 100_000, Window: time.Minute},
-		{Rate: tokenBucket, Amount: 10_000, Window: time.Hour, Burst: 100_000},
-		{Rate: tokenWindow, Amount: 100_000, Window: 24 * time.Hour},
+		{Rate: requestLog, Amount: 1000, Window: time.Hour},
+		{Rate: tokenLog, Amount: 100_000, Window: time.Hour},
+		{Rate: tokenBucket, Amount: 100_000, Window: month, Burst: 100_000}, // a token drains in half a minute
+		{Rate: tokenWindow, Amount: 100_000, Window: month},
 		{Rate: tokenSliding, Amount: 100_000, Window: time.Hour},
 	}
 	for i := range rates {
@@ -84,7 +84,7 @@ func TestRebuildChargesRatesAnew(t *testing.T) {
 	before := s.figuresNow(rates)
 	require.NoError(t, s.redis.FlushDB(t.Context()).Err())
 	s.open()
-	rebuild := RebuildCall{Slot: "a", Generation: generation, Active: true, Charges: known, ChargedSince: time.Now().Add(-25 * time.Hour)}
+	rebuild := RebuildCall{Slot: "a", Generation: generation, Active: true, Charges: known, ChargedSince: time.Now().Add(-month - time.Hour)}
 	for range 2 { // a rebuild that is repeated charges nothing twice
 		require.NoError(t, s.Scripts.Rebuild(t.Context(), rebuild))
 	}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"tollgate/e2e/stack"
 	"tollgate/ledger"
 )
 
@@ -128,6 +129,7 @@ func TestSettleCountsAFigureBelowZeroOnce(t *testing.T) {
 // A window's counter lives as long as when it was made, whoever writes it; one without end begins anew.
 func TestSettleLengthensWhatHasNoEnd(t *testing.T) {
 	t.Parallel()
+	stack.AwayFromMidnight(t, time.UTC)
 	s := newStore(t).open("a")
 	day := appTotal
 	day.Period, day.Window = ledger.PeriodDay, ledger.Calendar{}.Window(ledger.PeriodDay, time.Now())

@@ -75,26 +75,26 @@ func TestCorrectionFindsAnIdleBucket(t *testing.T) {
 	t.Parallel()
 	s := newStore(t).open("a")
 	c := fullCall("r")
-	c.Rates = []Rate{{Rate: tokenBucket, Amount: 1000, Window: time.Second, Burst: 1000}}
+	c.TTL, c.Rates = time.Hour, []Rate{{Rate: tokenBucket, Amount: 1000, Window: time.Second, Burst: 1000}}
 	require.Equal(t, StatusAllowed, s.reserve(c).Status)
 	key, _ := rateKeys("a", &tokenBucket)
 	ttl, err := s.redis.PTTL(t.Context(), key).Result()
 	require.NoError(t, err)
-	require.Greater(t, ttl, c.TTL-10*time.Second)
+	require.Greater(t, ttl, c.TTL-5*time.Minute)
 	other := *c
 	other.ID = "other"
 	require.Equal(t, StatusAllowed, s.reserve(&other).Status)
 	require.EqualValues(t, 1, s.settle(nil, ending(&other, 0)).Ended)
 	ttl, err = s.redis.PTTL(t.Context(), key).Result()
 	require.NoError(t, err)
-	require.Greater(t, ttl, c.TTL-10*time.Second, "one correction leaves the bucket for the next")
-	require.EqualValues(t, 1, s.settle(nil, ending(c, 100_000)).Ended)
+	require.Greater(t, ttl, c.TTL-5*time.Minute, "one correction leaves the bucket for the next")
+	require.EqualValues(t, 1, s.settle(nil, ending(c, 1_000_000)).Ended)
 	d := s.reserve(func() *ReserveCall { next := *c; next.ID = "next"; return &next }())
 	require.Equal(t, StatusRefused, d.Status)
-	require.Greater(t, d.Rates[0].Used, int64(90_000))
+	require.Greater(t, d.Rates[0].Used, int64(700_000))
 	after, err := s.redis.PTTL(t.Context(), key).Result()
 	require.NoError(t, err)
-	require.Greater(t, after, 90*time.Second, "as long as the debt takes")
+	require.Greater(t, after, 700*time.Second, "as long as the debt takes")
 }
 
 func TestNegativeHeldIsSetToZeroAndTold(t *testing.T) {

@@ -37,7 +37,7 @@ type walk struct {
 func TestRandomWalk(t *testing.T) {
 	t.Parallel()
 	shared := newStore(t)
-	shared.leaseTTL = 80 * time.Millisecond
+	shared.leaseTTL, shared.tombstoneTTL = 80*time.Millisecond, time.Hour
 	rapid.Check(t, func(t *rapid.T) {
 		require.NoError(t, shared.redis.FlushDB(shared.t.Context()).Err())
 		w := &walk{

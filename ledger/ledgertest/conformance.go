@@ -18,8 +18,11 @@ type System interface {
 	Counters() map[CounterID]Figures // those that are not all zero
 }
 
+// LeaseTTL is the life that systems under Conformance give a lease: none lapses because a test stood still.
+const LeaseTTL = time.Hour
+
 // Conformance runs every scenario that any implementation must pass. fresh makes an empty system whose clock shows about the
-// real time.
+// real time, and whose leases live for LeaseTTL.
 func Conformance(t *testing.T, fresh func(t *testing.T) System) {
 	for _, group := range []map[string]func(t *testing.T, d *desk){scenarios, rateScenarios} {
 		for name, scenario := range group {

@@ -62,7 +62,7 @@ var rateScenarios = map[string]func(t *testing.T, d *desk){
 		require.Equal(t, Refused, got.Outcome)
 		// The log and the sliding counter wait for their window, the bucket for ten of its units, the fixed window for its end,
 		// those in flight for the life of a lease.
-		for i, longest := range []time.Duration{24 * time.Hour, 10 * time.Hour, 24 * time.Hour, 24 * time.Hour, 10 * time.Second} {
+		for i, longest := range []time.Duration{24 * time.Hour, 10 * time.Hour, 24 * time.Hour, 24 * time.Hour, LeaseTTL} {
 			f := got.Rates[i]
 			require.False(t, f.Fits)
 			require.EqualValues(t, 100, f.Used)

@@ -36,7 +36,9 @@ func (c *clocked) Rebuild(b ledgertest.Rebuild) { c.Reference.Rebuild(c.tick(), 
 func TestReferenceConforms(t *testing.T) {
 	t.Parallel()
 	ledgertest.Conformance(t, func(*testing.T) ledgertest.System {
-		return &clocked{ledgertest.NewReference(), time.Now().UTC()}
+		reference := ledgertest.NewReference()
+		reference.LeaseTTL = ledgertest.LeaseTTL
+		return &clocked{reference, time.Now().UTC()}
 	})
 }
 
