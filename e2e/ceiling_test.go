@@ -35,7 +35,7 @@ func TestHardCeiling(t *testing.T) {
 		require.True(t, a.Passed(), a.String())
 	}
 	ended := map[string]int{}
-	for _, a := range system.Load(streams, streams, func(i int) system.Answer { return ask(i, fmt.Sprint(wanted), "50", "20ms") }) {
+	for _, a := range system.Load(streams, streams, func(i int) system.Answer { return ask(i, fmt.Sprint(wanted), "50", "200ms") }) {
 		switch text := string(a.Body); {
 		case a.Passed() && strings.HasSuffix(text, "data: [DONE]\n\n") && strings.Contains(text, `"tollgate":{"reason":"APP_QUOTA"`):
 			ended["at the budget"]++

@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"tollgate/e2e/system"
+	"tollgate/internal/sim"
 )
 
 // spread sends call i to one gateway after the other, of those that there are now.
@@ -32,9 +33,14 @@ func embedding(tokens int) func(int) system.Request {
 // billed is how many requests the simulator was sent and billed.
 func billed(t *testing.T, s *system.System) int64 {
 	t.Helper()
-	totals, err := s.Sim.Totals(t.Context())
-	require.NoError(t, err)
-	require.Equal(t, totals.Requests, totals.Calls, "calls that were not billed")
+	var totals sim.Totals
+	// What a caller has left is billed when the simulator notices.
+	s.Eventually(system.Patience, "all calls are billed", func() (err error) {
+		if totals, err = s.Sim.Totals(t.Context()); err == nil && totals.Requests != totals.Calls {
+			err = fmt.Errorf("%d calls, %d billed", totals.Calls, totals.Requests)
+		}
+		return err
+	})
 	return totals.Requests
 }
 
@@ -63,9 +69,14 @@ func TestExactly300(t *testing.T) {
 			start := time.Now()
 			tally := system.Tally(system.Load(5000, 64, call))
 			t.Logf("%v in %s", tally, time.Since(start).Round(time.Millisecond))
-			require.Equal(t, map[string]int{"passed": 300 - before, limit.reason: 4700 + before}, tally)
-			require.EqualValues(t, s.Int(`SELECT count(*) FROM reservations`), billed(t, s))
+			allowed := 300 - before
+			if tally["passed"] > allowed && limit.what != "budget: {requests: 300, per: day}" {
+				// One more may come every 288 seconds.
+				allowed += min(tally["passed"]-allowed, int(time.Since(start)/(24*time.Hour/300)))
+			}
+			require.Equal(t, map[string]int{"passed": allowed, limit.reason: 5000 - allowed}, tally)
 			s.Check()
+			require.EqualValues(t, s.Int(`SELECT count(*) FROM reservations`), billed(t, s))
 		})
 	}
 }
@@ -171,7 +182,7 @@ func requireNeverPassed(t *testing.T, s *system.System, counted func(system.Coun
 // requireNothingHeld waits until Redis has been told of what is settled, which comes after Postgres has it.
 func requireNothingHeld(t *testing.T, s *system.System) {
 	t.Helper()
-	s.Eventually(5*time.Second, "nothing is held", func() error {
+	s.Eventually(system.Patience, "nothing is held", func() error {
 		counters, err := s.Counters(t.Context())
 		for key, c := range counters {
 			if c.Held != ([3]int64{}) {

@@ -29,7 +29,9 @@ func TestFirstDecisions(t *testing.T) {
 	}
 	key := s.KnownKey(system.App)
 	s.CLI("app", "create", "new")
-	tell("first request of a new app", s.KnownKey("new"))
+	fresh := s.Key("new")
+	s.AwaitKey(fresh)
+	tell("first request of a new app", fresh)
 	require.NotEmpty(t, system.Tally(system.Load(20, 4, spread(t, s, key, steady)))["passed"])
 
 	keys, err := s.RedisClient.Keys(t.Context(), "{app:"+system.App+"}:*").Result()
@@ -45,13 +47,14 @@ func TestFirstDecisions(t *testing.T) {
 	replica := s.Replicate()
 	s.AwaitNoticed()
 	tell("a first replica", key)
+	allJudge(t, s, key)
 	replica.Lag()
 	require.Equal(t, lost, system.Tally(system.Load(lost, 8, spread(t, s, key, steady)))["passed"])
 	replica.Promote()
 	tell("a replica promoted", key)
 	system.Load(budget+100, 16, pacing(spread(t, s, key, steady)))
 	var used int64
-	s.Eventually(30*time.Second, "the budget is used up", func() error {
+	s.Eventually(system.Patience, "the budget is used up", func() error {
 		used = s.Int(`SELECT count(*) FROM reservations WHERE app = $1 AND charged_requests > 0`, system.App)
 		if answers := system.Tally(system.Load(50, 16, spread(t, s, key, steady))); answers["APP_QUOTA"] == 0 {
 			return fmt.Errorf("%v", answers)

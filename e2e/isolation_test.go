@@ -24,10 +24,10 @@ func manyKeys(t *testing.T, s *system.System, owners ...owner) (secrets []string
 	store, err := pg.Open(t.Context(), s.DatabaseURL, 1)
 	require.NoError(t, err)
 	defer store.Close()
-	nc, err := nats.Connect(s.NATS.ClientURL())
+	nc, err := nats.Connect(s.NATS.ClientURL(), nats.Timeout(system.Patience))
 	require.NoError(t, err)
 	defer nc.Close()
-	js, err := jetstream.New(nc)
+	js, err := jetstream.New(nc, jetstream.WithDefaultTimeout(system.Patience))
 	require.NoError(t, err)
 	made := map[string]bool{system.App: true}
 	for _, o := range owners {
@@ -42,6 +42,9 @@ func manyKeys(t *testing.T, s *system.System, owners ...owner) (secrets []string
 	require.NoError(t, directory.NewSync(store, js).Run(t.Context()))
 	for _, secret := range secrets {
 		s.AwaitKey(secret)
+	}
+	for _, o := range owners {
+		s.AwaitCounters(o.app)
 	}
 	return secrets
 }

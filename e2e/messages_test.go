@@ -89,7 +89,7 @@ func TestMessagesThatBreakOff(t *testing.T) {
 			require.NotContains(t, string(a.Body), "message_stop")
 		}
 	}
-	left := claude(key, "claude-haiku-4-5", true, "", "Chunk-Delay", "10ms", "Prompt-Tokens", "333")
+	left := claude(key, "claude-haiku-4-5", true, "", "Chunk-Delay", "1m", "Prompt-Tokens", "333")
 	for range 10 {
 		leaveMessage(t, s.Gateways[0].URL, left)
 	}

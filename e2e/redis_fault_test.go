@@ -129,7 +129,7 @@ func newFaulty(t *testing.T, fault *redisFault) *faulty {
 	f.CLI("app", "create", otherApp)
 	for i, app := range []string{system.App, otherApp} {
 		f.keys[app] = f.KnownKey(app)
-		f.Eventually(30*time.Second, "the budget of eve in "+app+" is used up", func() error {
+		f.Eventually(system.Patience, "the budget of eve in "+app+" is used up", func() error {
 			if a := f.send(5 * i); a.Reason != "USER_QUOTA" || !strings.Contains(string(a.Body), "insufficient_quota") {
 				return fmt.Errorf("%s", a)
 			}
@@ -183,7 +183,7 @@ func (f *faulty) run() {
 	sick := f.watch(faultSpell, f.during)
 	f.end(f)
 	ended := time.Now()
-	took := f.Eventually(20*time.Second, "the gateway judges by Redis again", f.judgesByRedis)
+	took := f.Eventually(system.Patience, "the gateway judges by Redis again", f.judgesByRedis)
 	f.watch(time.Second, nothing)
 	stop()
 	t.Logf("judged by Redis again %s after the end of the fault", took.Round(time.Millisecond))

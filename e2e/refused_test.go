@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"reflect"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 	"github.com/tidwall/gjson"
@@ -57,7 +56,7 @@ func TestEachRefusalIsReportedOnce(t *testing.T) {
 	for _, reason := range []string{"APP_QUOTA", "USER_QUOTA", "RPM_LIMIT", "REQUEST_TOO_LARGE", "UNKNOWN_MODEL"} {
 		require.Contains(t, fmt.Sprint(want), reason)
 	}
-	s.Eventually(30*time.Second, "every refusal is reported", func() error {
+	s.Eventually(system.Patience, "every refusal is reported", func() error {
 		got := map[string]int64{}
 		for _, row := range s.Rows(`
 SELECT reason, layer, limit_name, subject, sum(refusals)::bigint FROM finance.refusals_hourly

@@ -95,7 +95,7 @@ func TestReplay(t *testing.T) {
 	}
 	close(work)
 	workers.Wait()
-	s.Eventually(45*time.Second, "all is settled", func() error {
+	s.Eventually(system.Patience, "all is settled", func() error {
 		if n := s.Int("SELECT count(*) FROM finance.requests WHERE state IN ('settled', 'released')"); n != int64(len(all)) {
 			return fmt.Errorf("%d of %d", n, len(all))
 		}
@@ -149,7 +149,7 @@ func policyOf(base string, all []*replayed) (providers, models string) {
 func (x *replayed) await(event string) {
 	select {
 	case <-x.seen:
-	case <-time.After(10 * time.Second):
+	case <-time.After(system.Patience):
 		x.wrong("held back: %.80q", event)
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -64,13 +65,23 @@ func TestPostgresRestoredFromADump(t *testing.T) {
 	dir := t.TempDir()
 
 	call := spread(t, s, key, mixed)
+	var passed atomic.Int64
+	var isLost atomic.Bool
 	stop := system.Traffic(8, func(i int) system.Answer {
-		time.Sleep(40 * time.Millisecond) // some of the budget must be left when Postgres is lost, however quick the machine
-		return call(i)
+		// Some of the budget must be left when Postgres is lost, however quick the machine, and however long that takes.
+		time.Sleep(40 * time.Millisecond)
+		if passed.Load() > budget/2 && !isLost.Load() {
+			time.Sleep(400 * time.Millisecond)
+		}
+		a := call(i)
+		if a.Passed() {
+			passed.Add(1)
+		}
+		return a
 	})
 	const seals, events = `SELECT count(*) FROM seals`, `SELECT count(*) FROM events`
 	more := func(query string, than int64) {
-		s.Eventually(20*time.Second, "the ledger grows", func() error {
+		s.Eventually(system.Patience, "the ledger grows", func() error {
 			if n := s.Int(query); n <= than {
 				return fmt.Errorf("%s: %d, want more than %d", query, n, than)
 			}
@@ -85,6 +96,7 @@ func TestPostgresRestoredFromADump(t *testing.T) {
 	lost := s.Int(events) - before
 	late := shell(t, s, dir, "tollgate ledger verify | sed -n 's/.*; head //p'")
 	s.LosePostgres()
+	isLost.Store(true)
 	pause(time.Second)
 	t.Logf("Postgres lost with %d events since the backup:\n%s", lost, shell(t, s, dir, restore))
 	t.Logf("restored: first decision after %s", firstDecision(t, s, key).Round(time.Millisecond))
@@ -94,6 +106,7 @@ func TestPostgresRestoredFromADump(t *testing.T) {
 	s.Check(s.CheckClients(answers))
 	require.GreaterOrEqual(t, s.Int(events), before+lost)
 	t.Log(shell(t, s, dir, after))
+	allJudge(t, s, key)
 
 	rest := system.Load(budget+100, 16, pacing(spread(t, s, key, steady)))
 	requireReasons(t, rest, "APP_QUOTA", "REBUILDING")

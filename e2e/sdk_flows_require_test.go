@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"net/http"
 	"testing"
-	"time"
 
 	"github.com/anthropics/anthropic-sdk-go"
 	anthropicoption "github.com/anthropics/anthropic-sdk-go/option"
@@ -34,7 +33,7 @@ type flowRow struct {
 func flowRows(t *testing.T, s *system.System, runs []*flowRun) map[string]flowRow {
 	t.Helper()
 	ledger := map[string]flowRow{}
-	s.Eventually(20*time.Second, "all is settled", func() error {
+	s.Eventually(system.Patience, "all is settled", func() error {
 		rows, err := s.Pool.Query(t.Context(), `
 SELECT request_id, state, coalesce(usage_state, ''), model, input_tokens, cached_input_tokens, output_tokens, reasoning_tokens, output_image_tokens,
     coalesce(cost_usd, 0)::text FROM finance.requests WHERE settled_at IS NOT NULL`)

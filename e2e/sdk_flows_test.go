@@ -175,7 +175,7 @@ func spend(ctx context.Context, s *system.System, key string, sdk *flowSDK, mode
 		}
 	}
 	var a system.Answer
-	for end := time.Now().Add(20 * time.Second); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
+	for end := time.Now().Add(system.Patience); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
 		a = s.Send(ctx, s.Gateways[0].URL, r)
 		if a.Status == http.StatusTooManyRequests && a.Header.Get("X-Should-Retry") == "false" {
 			return nil

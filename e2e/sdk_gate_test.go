@@ -85,7 +85,7 @@ func (g *gate) hold(ctx context.Context, s *system.System, gatewayURL string, r 
 	case <-h.arrived:
 	case a := <-answer:
 		return nil, fmt.Errorf("the request that should stay in flight: %s", a)
-	case <-time.After(20 * time.Second):
+	case <-time.After(system.Patience):
 		return nil, errors.New("the request that should stay in flight did not reach the simulator")
 	}
 	return func() error {

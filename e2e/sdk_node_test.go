@@ -17,6 +17,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"tollgate/e2e/system"
 )
 
 // nodeDir holds the script that calls the SDKs for JavaScript, and the versions of these.
@@ -71,7 +73,7 @@ func startNode(t *testing.T, script string) *nodeSDKs {
 	go func() { read <- n.read(output) }()
 	t.Cleanup(func() {
 		require.NoError(t, input.Close())
-		kill := time.AfterFunc(10*time.Second, func() { _ = cmd.Process.Kill() })
+		kill := time.AfterFunc(system.Patience, func() { _ = cmd.Process.Kill() })
 		defer kill.Stop()
 		require.NoError(t, errors.Join(<-read, cmd.Wait()), "node: %s", problems.String())
 	})

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"tollgate/e2e/system"
 )
 
 // awhile is a refusal because of the limiter's own trouble: SDKs come back.
@@ -61,7 +63,7 @@ func (r *sdkRig) requireDegraded(t *testing.T) {
 		r.playAndRequire(t, []*sdkKind{local}, []*sdkClient{c}) // one allowance for all
 	}
 	require.NoError(t, s.Redis.Restart(t.Context()))
-	s.Eventually(20*time.Second, "the gateway asks Redis again", func() error {
+	s.Eventually(system.Patience, "the gateway asks Redis again", func() error {
 		degraded, err := s.Metric(t.Context(), s.Gateways[0], "tollgate_degraded")
 		if err == nil && degraded != 0 {
 			err = fmt.Errorf("tollgate_degraded %v", degraded)

@@ -92,7 +92,7 @@ func (r *sdkRig) makeKeys(t *testing.T) {
 	require.NoError(t, s.Pool.QueryRow(t.Context(), `SELECT key_id FROM api_keys WHERE name = 'revoked'`).Scan(&id))
 	s.CLI("key", "revoke", id)
 	for name, reason := range map[string]string{"revoked-key": "DISABLED_KEY", "expired-key": "EXPIRED_KEY"} {
-		s.Eventually(10*time.Second, "the gateway refuses the "+name, func() error {
+		s.Eventually(system.Patience, "the gateway refuses the "+name, func() error {
 			a := s.Send(t.Context(), r.url(), system.Request{Key: r.keys[name], Path: "/v1/embeddings", Body: `{"model":"none","input":"x"}`})
 			if a.Reason != reason {
 				return fmt.Errorf("%s", a)
@@ -186,7 +186,7 @@ func (r *sdkRig) plain(k *sdkKind, c *sdkClient, tokens int64, more map[string]s
 func (r *sdkRig) fill(ctx context.Context, k *sdkKind, c *sdkClient) error {
 	hopeless := k.refused.hopeless()
 	var a system.Answer
-	for end := time.Now().Add(20 * time.Second); time.Now().Before(end); {
+	for end := time.Now().Add(system.Patience); time.Now().Before(end); {
 		a = r.system.Send(ctx, r.url(), r.plain(k, c, k.call.MaxTokens, k.fill))
 		switch {
 		case a.Passed():

@@ -46,12 +46,12 @@ type request struct {
 	model, user, usage               string
 }
 
-// settled waits until the request is in finance.requests, at most two seconds from its answer.
+// settled waits until the request is in finance.requests.
 func settled(t *testing.T, s *system.System, id string) request {
 	t.Helper()
 	require.NotEmpty(t, id)
 	var r request
-	took := s.Eventually(2*time.Second, "request "+id+" is in finance.requests", func() error {
+	took := s.Eventually(system.Patience, "request "+id+" is in finance.requests", func() error {
 		return s.Pool.QueryRow(t.Context(), `
 SELECT input_tokens, cached_input_tokens, output_tokens, reasoning_tokens, cost_usd::text, model, end_user, usage_state
 FROM finance.requests WHERE request_id = $1 AND settled_at IS NOT NULL`, id).

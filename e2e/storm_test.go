@@ -74,15 +74,15 @@ type series struct {
 	took    []time.Duration
 }
 
-// paced makes calls for the time, each at its turn or as soon as the one before has its answer.
+// paced makes calls for the time, each its pace after the one before or as soon as that has its answer. Who was held up does not
+// hurry afterwards: that would be another storm.
 func paced(length time.Duration, call func() system.Answer) series {
 	var s series
-	start := time.Now()
-	for turn := time.Duration(0); max(turn, time.Since(start)) < length; turn += pace {
-		time.Sleep(time.Until(start.Add(turn)))
+	for start := time.Now(); time.Since(start) < length; {
 		began := time.Now()
 		s.answers = append(s.answers, call())
 		s.took = append(s.took, time.Since(began).Round(100*time.Microsecond))
+		time.Sleep(time.Until(began.Add(pace)))
 	}
 	return s
 }

@@ -2,12 +2,12 @@ package e2e
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"net/http"
 	"regexp"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/openai/openai-go/v3"
 	"github.com/openai/openai-go/v3/option"
@@ -124,12 +124,22 @@ func TestCallerLeaves(t *testing.T) {
 	key := s.KnownKey(system.App)
 	client := sdk(t, s.Gateways[0].URL, key)
 	params := openai.ChatCompletionNewParams{Model: "gpt-4o-mini", Messages: message("Hello"), MaxTokens: openai.Int(40)}
-	for range 10 {
-		stream := client.Chat.Completions.NewStreaming(t.Context(), params, option.WithHeader("X-Sim-Chunk-Delay", "50ms"))
-		for range 5 {
-			require.True(t, stream.Next())
-		}
-		require.NoError(t, stream.Close())
+	left := make(chan error, 10)
+	for range cap(left) {
+		go func() {
+			// So slow that none is over before its caller leaves.
+			stream := client.Chat.Completions.NewStreaming(t.Context(), params, option.WithHeader("X-Sim-Chunk-Delay", "1s"))
+			for range 5 {
+				if !stream.Next() {
+					left <- errors.Join(errors.New("the stream ended"), stream.Err(), stream.Close())
+					return
+				}
+			}
+			left <- stream.Close()
+		}()
+	}
+	for range cap(left) {
+		require.NoError(t, <-left)
 	}
 	s.Check()
 	require.EqualValues(t, 10, s.Int(`SELECT count(*) FROM finance.requests WHERE usage_state = 'estimated' AND finish = 'CLIENT_GONE'`))
@@ -142,18 +152,19 @@ func TestTermInMidStream(t *testing.T) {
 	key := s.KnownKey(system.App)
 	r := system.Request{
 		Key: key, Path: "/v1/chat/completions", Body: system.ChatBody("gpt-4o-mini", "Hello", 40, true),
-		Header: map[string]string{"X-Sim-Chunk-Delay": "50ms"},
+		Header: map[string]string{"X-Sim-Chunk-Delay": "400ms"},
 	}
 	const n = 8
 	answers := make(chan []system.Answer, 1)
 	go func() {
 		answers <- system.Load(n, n, func(int) system.Answer { return s.Send(t.Context(), s.Gateways[0].URL, r) })
 	}()
-	s.Eventually(10*time.Second, "all streams have begun", func() error {
-		if begun := s.Int(`SELECT count(*) FROM reservations WHERE state = 'pending'`); begun != n {
-			return fmt.Errorf("%d of %d", begun, n)
+	s.Eventually(system.Patience, "all streams have begun", func() error {
+		totals, err := s.Sim.Totals(t.Context())
+		if err == nil && totals.Calls != n {
+			err = fmt.Errorf("%d of %d", totals.Calls, n)
 		}
-		return nil
+		return err
 	})
 	require.Zero(t, s.Gateways[0].Term())
 	for _, a := range <-answers {

@@ -60,7 +60,7 @@ func (s *System) Check(more ...func(context.Context) ([]Line, error)) {
 }
 
 func (s *System) step(step func(context.Context) ([]Line, error)) ([]Line, error) {
-	ctx, cancel := context.WithTimeout(s.t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(s.t.Context(), Patience)
 	defer cancel()
 	return step(ctx)
 }

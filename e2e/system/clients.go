@@ -114,7 +114,7 @@ func (s *System) Events(ctx context.Context) (events []Event, err error) {
 		return nil, err
 	}
 	for len(events) < total {
-		batch, err := consumer.Fetch(min(500, total-len(events)), jetstream.FetchMaxWait(2*time.Second))
+		batch, err := consumer.Fetch(min(500, total-len(events)), jetstream.FetchMaxWait(20*time.Second))
 		if err != nil {
 			return nil, err
 		}

@@ -8,7 +8,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/redis/go-redis/v9"
 )
@@ -161,7 +160,7 @@ func (s *System) heldReservations(ctx context.Context) (int64, error) {
 
 // Flush empties Redis.
 func (s *System) Flush(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, Patience)
 	defer cancel()
 	return s.RedisClient.FlushAll(ctx).Err()
 }

@@ -28,13 +28,13 @@ func (s *System) Replicate() *Replica {
 	ctx := s.t.Context()
 	server := stack.NewRedis(s.t)
 	link := stack.Proxy(s.t, s.Redis.Addr())
-	client := redis.NewClient(&redis.Options{Addr: server.Addr(), MaxRetries: -1})
+	client := redis.NewClient(&redis.Options{Addr: server.Addr(), DialTimeout: Patience, ReadTimeout: Patience, MaxRetries: -1})
 	defer client.Close()
 	host, port, _ := strings.Cut(link.Addr, ":")
 	require.NoError(s.t, client.ConfigSet(ctx, "repl-diskless-load", "swapdb").Err())
 	require.NoError(s.t, s.RedisClient.ConfigSet(ctx, "repl-diskless-sync-delay", "0").Err())
 	require.NoError(s.t, client.ReplicaOf(ctx, host, port).Err())
-	s.Eventually(20*time.Second, "the replica is in step", func() error {
+	s.Eventually(Patience, "the replica is in step", func() error {
 		info, err := client.Info(ctx, "replication").Result()
 		if err == nil && !strings.Contains(info, "master_link_status:up") {
 			err = errors.New(info)
@@ -53,7 +53,7 @@ func (r *Replica) Lag() {
 // AwaitNoticed waits until a settler knows which Redis answers, and has begun to rebuild it.
 func (s *System) AwaitNoticed() {
 	s.t.Helper()
-	s.Eventually(30*time.Second, "the Redis that answers is known", func() error {
+	s.Eventually(Patience, "the Redis that answers is known", func() error {
 		unnoticed, err := s.unnoticedRedis(s.t.Context())
 		if err == nil && unnoticed > 0 {
 			err = errors.New("marks name another")
@@ -67,7 +67,7 @@ func (r *Replica) Promote() {
 	s := r.system
 	s.t.Helper()
 	require.NoError(s.t, s.Redis.Kill())
-	client := redis.NewClient(&redis.Options{Addr: r.server.Addr(), MaxRetries: -1})
+	client := redis.NewClient(&redis.Options{Addr: r.server.Addr(), DialTimeout: Patience, ReadTimeout: Patience, MaxRetries: -1})
 	defer client.Close()
 	require.NoError(s.t, client.ReplicaOf(s.t.Context(), "NO", "ONE").Err())
 	s.FailOver(r.server)

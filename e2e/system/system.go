@@ -54,11 +54,15 @@ type Options struct {
 	Proxied bool
 	// Pushed makes the gateways follow the policy that is pushed instead of reading it from a file.
 	Pushed bool
-	// Patience is how long the system may take to come to rest; 0 means 45 seconds.
+	// Patience is how long the system may take to come to rest; 0 means the constant.
 	Patience time.Duration
 	// Prepared says that the databases come with the app and its keys.
 	Prepared bool
 }
+
+// Patience is how long a test waits for what must happen: far longer than it takes on a machine where each process may stand still
+// for some seconds.
+const Patience = 2 * time.Minute
 
 // System is a running Tollgate. Its methods fail the test, so they are for the test's goroutine, except where they say so.
 type System struct {
@@ -105,7 +109,7 @@ func New(t testing.TB, o Options) *System {
 		o.TTL = 15 * time.Minute
 	}
 	if o.Patience == 0 {
-		o.Patience = 45 * time.Second
+		o.Patience = Patience
 	}
 	if o.Degraded == "" {
 		o.Degraded = "{breaker: {latency: 1m}, local: {requests_per_second: 0, tokens_per_minute: 0}}"
@@ -114,7 +118,7 @@ func New(t testing.TB, o Options) *System {
 		o.Timezone = Zone(t, time.Now(), 12*time.Hour)
 	}
 	s := &System{t: t, options: o}
-	s.client = &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 1024, DisableCompression: true}, Timeout: 2 * time.Minute}
+	s.client = &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 1024, DisableCompression: true}, Timeout: 5 * time.Minute}
 	t.Cleanup(s.client.CloseIdleConnections)
 	s.startServers()
 	s.startSim()
@@ -134,6 +138,9 @@ func New(t testing.TB, o Options) *System {
 	}
 	for _, p := range slices.Concat(s.Settlers, s.Gateways) {
 		p.WaitReady(p.Admin + "/readyz")
+	}
+	for _, g := range s.Gateways {
+		s.Producer(g)
 	}
 	return s
 }
@@ -156,7 +163,8 @@ func (s *System) startServers() {
 		return new(net.Dialer).DialContext(ctx, network, s.redisAddr.Load().(string))
 	}
 	s.redisAddr.Store(options.Addr)
-	options.PoolSize = 4
+	// A command that is late is not made twice.
+	options.PoolSize, options.DialTimeout, options.ReadTimeout = 4, Patience, Patience
 	s.RedisClient = redis.NewClient(options)
 	t.Cleanup(func() { require.NoError(t, s.RedisClient.Close()) })
 	config, err := pgxpool.ParseConfig(s.DatabaseURL)
@@ -165,10 +173,10 @@ func (s *System) startServers() {
 	s.Pool, err = pgxpool.NewWithConfig(context.Background(), config)
 	require.NoError(t, err)
 	t.Cleanup(s.Pool.Close)
-	nc, err := nats.Connect(s.NATS.ClientURL(), nats.MaxReconnects(-1), nats.ReconnectWait(50*time.Millisecond))
+	nc, err := nats.Connect(s.NATS.ClientURL(), nats.MaxReconnects(-1), nats.ReconnectWait(50*time.Millisecond), nats.Timeout(Patience))
 	require.NoError(t, err)
 	t.Cleanup(nc.Close)
-	s.JetStream, err = jetstream.New(nc)
+	s.JetStream, err = jetstream.New(nc, jetstream.WithDefaultTimeout(Patience))
 	require.NoError(t, err)
 }
 
@@ -182,7 +190,7 @@ func (s *System) startSim() {
 		"DATABASE_URL=" + s.DatabaseURL, "REDIS_URL=" + s.Redis.URL(0), "NATS_URL=" + s.NATS.ClientURL(),
 		"TOLLGATE_SIM_URL=" + s.Sim.URL, "TOLLGATE_SIM_KEY=sim-e2e", "ZONEINFO=" + zones,
 		// Two processors run everything here: a decision may wait for its turn, and exactness must not depend on it.
-		"TOLLGATE_LIMITER_TIMEOUT=5s", "TOLLGATE_PUBLISH_TIMEOUT=5s", "TOLLGATE_CONFIRM_EVERY=1s",
+		"TOLLGATE_LIMITER_TIMEOUT=30s", "TOLLGATE_PUBLISH_TIMEOUT=5s", "TOLLGATE_CONFIRM_EVERY=1s", "TOLLGATE_UPSTREAM_DIAL_TIMEOUT=1m",
 		"TOLLGATE_SETTLER_SWEEP_EVERY=200ms", "TOLLGATE_SETTLER_SWEEP_GRACE=300ms", "TOLLGATE_SETTLER_ACK_WAIT=3s",
 		"TOLLGATE_SETTLER_REBUILD_EVERY=200ms",
 	}, s.options.Env...)
@@ -292,11 +300,14 @@ func (s *System) Key(app string, args ...string) string {
 	return strings.TrimSpace(s.CLI(append([]string{"key", "create", "--app", app}, args...)...))
 }
 
-// KnownKey is Key, returned once every gateway knows it.
+// KnownKey is Key, returned once every gateway knows it and can judge the app.
 func (s *System) KnownKey(app string, args ...string) string {
 	s.t.Helper()
 	secret := s.Key(app, args...)
 	s.AwaitKey(secret)
+	if len(s.Settlers) > 0 {
+		s.AwaitCounters(app)
+	}
 	return secret
 }
 
@@ -304,7 +315,7 @@ func (s *System) KnownKey(app string, args ...string) string {
 func (s *System) AwaitKey(secret string) {
 	s.t.Helper()
 	for _, g := range s.Gateways {
-		s.Eventually(10*time.Second, "the gateway knows the key", func() error {
+		s.Eventually(Patience, "the gateway knows the key", func() error {
 			req, err := http.NewRequestWithContext(s.t.Context(), http.MethodGet, g.URL+"/v1/models", nil)
 			if err != nil {
 				return err
@@ -326,15 +337,17 @@ func (s *System) AwaitKey(secret string) {
 func (s *System) Eventually(limit time.Duration, what string, probe func() error) time.Duration {
 	s.t.Helper()
 	start := time.Now()
-	var err error
-	for time.Since(start) < limit {
-		if err = probe(); err == nil {
+	for {
+		last := time.Since(start) >= limit // there is one probe at least that begins after the limit
+		err := probe()
+		if err == nil {
 			return time.Since(start)
+		}
+		if last {
+			require.NoError(s.t, err, "%s: not within %s", what, limit)
 		}
 		time.Sleep(20 * time.Millisecond)
 	}
-	require.NoError(s.t, err, "%s: not within %s", what, limit)
-	return limit
 }
 
 // Int is the result of an SQL query that yields one number.
