@@ -2,6 +2,7 @@
 package admin
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"log/slog"
@@ -19,6 +20,7 @@ type Server struct {
 	Metrics prometheus.Gatherer
 	Ready   func(context.Context) error
 	Log     *slog.Logger
+	Stop    time.Duration // what a request may still take when Run ends; 0 is five seconds
 }
 
 // Handler has every route of the admin plane.
@@ -37,7 +39,7 @@ func (s *Server) Handler() http.Handler {
 	return router
 }
 
-// Run serves until ctx ends and every request has been answered, five seconds at most.
+// Run serves until ctx ends and every request has been answered, or Stop has passed.
 func (s *Server) Run(ctx context.Context, listener net.Listener) error {
 	server := &http.Server{
 		Handler: s.Handler(), ReadHeaderTimeout: 10 * time.Second,
@@ -50,7 +52,7 @@ func (s *Server) Run(ctx context.Context, listener net.Listener) error {
 		return err
 	case <-ctx.Done():
 	}
-	stop, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), 5*time.Second, errors.New("admin: requests did not end in time"))
+	stop, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), cmp.Or(s.Stop, 5*time.Second), errors.New("admin: requests did not end in time"))
 	defer cancel()
 	err := server.Shutdown(stop)
 	if e := <-served; !errors.Is(e, http.ErrServerClosed) {

@@ -9,20 +9,21 @@ import (
 	"net"
 	"net/http"
 	"testing"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/require"
-	"go.uber.org/goleak"
 
+	"tollgate/e2e/stack"
 	"tollgate/internal/admin"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { stack.Main(m, stack.Options{}) }
 
 // serve runs a server and returns its address, a stop, and the channel of Run's result.
 func serve(t *testing.T, s *admin.Server) (url string, stop context.CancelFunc, done <-chan error) {
 	t.Helper()
-	s.Log = slog.New(slog.DiscardHandler)
+	s.Log, s.Stop = slog.New(slog.DiscardHandler), 2*time.Minute
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	ctx, stop := context.WithCancel(context.Background())

@@ -21,7 +21,14 @@ func TestDoctorFindsNothing(t *testing.T) {
 	settler := stack.Start(t, "settler", []string{"settler"}, env)
 	settler.WaitLog("settler is settling")
 
-	r := mustRun(t, env, "doctor")
+	r := tollgate(t, env, "doctor")
+	for range 5 {
+		if !strings.Contains(r.stdout, "time") || r.code == 0 {
+			break
+		}
+		r = tollgate(t, env, "doctor") // a server stood still for longer than doctor waits
+	}
+	require.Zero(t, r.code, r.stdout)
 	require.Empty(t, r.stderr)
 	for _, want := range []string{
 		"ok configuration every variable can be read", "ok postgres version ", "ok postgres clock within ", "ok migrations all ",
@@ -75,7 +82,7 @@ func TestDoctorWithoutAnything(t *testing.T) {
 	start := time.Now()
 	r := tollgate(t, env, "doctor")
 	require.Equal(t, 1, r.code)
-	require.Less(t, time.Since(start), 45*time.Second)
+	require.Less(t, time.Since(start), patience/2)
 	require.Equal(t, "3 things to do\n", r.stderr)
 	for _, want := range []string{"PROBLEM postgres DATABASE_URL: ", "PROBLEM redis REDIS_URL: ", "PROBLEM nats NATS_URL: "} {
 		require.Contains(t, strings.Join(lines(r.stdout), "\n"), want)

@@ -24,7 +24,7 @@ import (
 func TestMain(m *testing.M) { stack.Main(m, stack.Options{Migrate: migrations.Up}) }
 
 // patience bounds every command and every wait.
-const patience = time.Minute
+const patience = 3 * time.Minute
 
 // result is what a command left.
 type result struct {
@@ -101,10 +101,10 @@ func execute(t *testing.T, url, sql string) {
 // bucket is every entry of a KV bucket.
 func bucket(t *testing.T, url, name string) map[string]string {
 	t.Helper()
-	nc, err := nats.Connect(url)
+	nc, err := nats.Connect(url, nats.Timeout(patience))
 	require.NoError(t, err)
 	defer nc.Close()
-	js, err := jetstream.New(nc)
+	js, err := jetstream.New(nc, jetstream.WithDefaultTimeout(patience))
 	require.NoError(t, err)
 	kv, err := js.KeyValue(t.Context(), name)
 	require.NoError(t, err)
@@ -124,6 +124,7 @@ func setEviction(t *testing.T, url string) {
 	t.Helper()
 	options, err := redis.ParseURL(url)
 	require.NoError(t, err)
+	options.DialTimeout, options.ReadTimeout = patience, patience
 	client := redis.NewClient(options)
 	require.NoError(t, errors.Join(client.ConfigSet(t.Context(), "maxmemory-policy", "allkeys-lru").Err(), client.Close()))
 }

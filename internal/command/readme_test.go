@@ -120,7 +120,7 @@ func described(collector prometheus.Collector) []string {
 // connected is what both services stand on; nothing is asked of Redis.
 func connected(t *testing.T) (*nats.Conn, *lua.Scripts) {
 	t.Helper()
-	nc, err := nats.Connect(stack.NATS(t).ClientURL())
+	nc, err := nats.Connect(stack.NATS(t).ClientURL(), nats.Timeout(time.Minute))
 	require.NoError(t, err)
 	t.Cleanup(nc.Close)
 	client, err := lua.Connect("redis://"+stack.FreeAddr(t), lua.Options{Timeout: time.Second})

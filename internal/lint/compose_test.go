@@ -15,6 +15,8 @@ import (
 	"github.com/nats-io/nats-server/v2/server"
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
+
+	"tollgate/e2e/stack"
 )
 
 // compose loads docker-compose.yml with an empty environment, as on a fresh host.
@@ -183,10 +185,7 @@ func TestComposeRedis(t *testing.T) {
 	t.Parallel()
 	command := service(t, compose(t), "redis").Command
 	require.Equal(t, "redis-server", command[0])
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	addr := listener.Addr().String()
-	require.NoError(t, listener.Close())
+	addr := stack.FreeAddr(t)
 	_, port, err := net.SplitHostPort(addr)
 	require.NoError(t, err)
 
@@ -197,9 +196,9 @@ func TestComposeRedis(t *testing.T) {
 		require.NoError(t, cmd.Process.Kill())
 		require.Error(t, cmd.Wait()) // killed
 	})
-	client := redis.NewClient(&redis.Options{Addr: addr})
+	client := redis.NewClient(&redis.Options{Addr: addr, ReadTimeout: time.Minute})
 	t.Cleanup(func() { require.NoError(t, client.Close()) })
-	require.Eventually(t, func() bool { return client.Ping(t.Context()).Err() == nil }, 10*time.Second, 20*time.Millisecond)
+	require.Eventually(t, func() bool { return client.Ping(t.Context()).Err() == nil }, 2*time.Minute, 20*time.Millisecond)
 
 	for option, want := range map[string]string{
 		"appendonly": "yes", "appendfsync": "everysec", "maxmemory-policy": "noeviction", "maxmemory": "1073741824", "save": "",

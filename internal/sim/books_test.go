@@ -1,12 +1,14 @@
 package sim
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"go/parser"
 	"go/token"
 	"io"
 	"math/big"
+	"net/http"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -188,9 +190,16 @@ func TestPeakInFlight(t *testing.T) {
 	const n = 5
 	var wait sync.WaitGroup
 	client := httpClient(t)
+	ctx, leave := context.WithCancel(t.Context())
+	defer leave()
 	for range n {
 		wait.Go(func() {
-			answer, err := client.Post(url+chatPath, "application/json", strings.NewReader(streamed("[[sim latency=1s]]")))
+			r, err := http.NewRequestWithContext(ctx, http.MethodPost, url+chatPath, strings.NewReader(streamed("[[sim latency=1h]]")))
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			answer, err := client.Do(r)
 			if err == nil {
 				_, _ = io.Copy(io.Discard, answer.Body)
 				_ = answer.Body.Close()
@@ -198,7 +207,10 @@ func TestPeakInFlight(t *testing.T) {
 		})
 	}
 	require.Eventually(t, func() bool { return s.Totals().PeakInFlight == n }, deadline, time.Millisecond)
+	leave()
 	wait.Wait()
-	s.Reset()
-	require.Zero(t, s.Totals().PeakInFlight)
+	require.Eventually(t, func() bool {
+		s.Reset()
+		return s.Totals().PeakInFlight == 0
+	}, deadline, time.Millisecond, "they are over when the simulator has noticed that their callers left")
 }

@@ -4,9 +4,11 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
+	"os"
 	"testing"
 	"time"
 
@@ -16,14 +18,29 @@ import (
 	"go.uber.org/goleak"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	code := m.Run()
+	for until := time.Now().Add(deadline); code == 0; {
+		err := goleak.Find()
+		if err == nil {
+			break
+		}
+		if time.Now().After(until) { // goleak gives a goroutine that is ending half a second
+			fmt.Fprintln(os.Stderr, "goroutines left after the tests:", err)
+			code = 1
+		}
+	}
+	os.Exit(code)
+}
 
-const deadline = 10 * time.Second
+// deadline is for whatever must happen: far longer than it takes, also where this process stands still for a while.
+const deadline = 2 * time.Minute
 
 // start runs a simulator on a free port until the test ends, and returns its URL.
 func start(t testing.TB, cfg Config) (*Server, string) {
 	t.Helper()
 	require.NoError(t, cfg.Validate())
+	cfg.ShutdownTimeout = deadline
 	ctx, cancel := context.WithCancel(t.Context())
 	s, url, stopped := runUntil(ctx, t, cfg)
 	t.Cleanup(func() {

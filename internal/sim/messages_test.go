@@ -4,8 +4,10 @@ import (
 	"bufio"
 	"context"
 	"net/http"
+	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 )
@@ -280,8 +282,10 @@ func TestMessagesAreNotOnTheOtherBill(t *testing.T) {
 	t.Parallel()
 	_, url := start(t, DefaultConfig())
 	require.Equal(t, 200, askMessage(t, url, aMessage).StatusCode)
+	yesterday := strconv.FormatInt(time.Now().Truncate(24*time.Hour).Add(-24*time.Hour).Unix(), 10)
 	for _, report := range []string{"usage/completions", "usage/embeddings", "costs"} {
-		body := text(t, do(t, http.MethodGet, url+"/v1/organization/"+report+"?start_time=1764979200&limit=31", ""))
+		body := text(t, do(t, http.MethodGet, url+"/v1/organization/"+report+"?start_time="+yesterday+"&limit=31", ""))
+		require.Contains(t, body, `"object":"bucket"`, report)
 		require.NotContains(t, body, "num_model_requests", report)
 		require.NotContains(t, body, `"amount"`, report)
 	}

@@ -98,7 +98,7 @@ func TestReaderThatLeavesMidStream(t *testing.T) {
 	s, url := start(t, DefaultConfig())
 	ctx, leave := context.WithCancel(t.Context())
 	r, err := http.NewRequestWithContext(ctx, "POST", url+chatPath,
-		strings.NewReader(streamed("[[sim prompt_tokens=60 completion_tokens=100 chunks=100 chunk_delay=20ms]]")))
+		strings.NewReader(streamed("[[sim prompt_tokens=60 completion_tokens=100 chunks=100 chunk_delay=200ms]]")))
 	require.NoError(t, err)
 	answer, err := httpClient(t).Do(r)
 	require.NoError(t, err)
@@ -168,6 +168,7 @@ func TestManyTokensLittleText(t *testing.T) {
 func TestShutdown(t *testing.T) {
 	t.Parallel()
 	cfg := DefaultConfig()
+	cfg.ShutdownTimeout = deadline
 	ctx, stop := context.WithCancel(t.Context())
 	s, url, stopped := runUntil(ctx, t, cfg)
 	answer := do(t, "POST", url+chatPath, streamed("[[sim chunks=10 chunk_delay=10ms]]"))

@@ -36,7 +36,7 @@ func TestBufferKeepsOrderAndLosesNothing(t *testing.T) {
 	log.Warn("first")
 	require.Contains(t, out.String(), `"msg":"first"`, "a warning is written at once")
 	log.Info("second")
-	require.Eventually(t, func() bool { return bytes.Contains([]byte(out.String()), []byte(`"msg":"second"`)) }, 5*time.Second, 5*time.Millisecond)
+	require.Eventually(t, func() bool { return bytes.Contains([]byte(out.String()), []byte(`"msg":"second"`)) }, 2*time.Minute, 5*time.Millisecond)
 	log.Info("third")
 	require.NoError(t, buffer.Close())
 	require.Regexp(t, `(?s)first.*second.*third`, out.String())

@@ -12,12 +12,12 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/stretchr/testify/require"
-	"go.uber.org/goleak"
 
+	"tollgate/e2e/stack"
 	"tollgate/internal/telemetry"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { stack.Main(m, stack.Options{}) }
 
 type Inner struct {
 	Every time.Duration `env:"TOLLGATE_TEST_EVERY" envDefault:"1s"`
