@@ -21,6 +21,15 @@ import (
 // gateHeader names the hold that a request waits in, between gateway and simulator.
 const gateHeader = "X-Gate"
 
+// eventually is for goroutines beside the test's.
+func eventually(check func() error) error {
+	for end := time.Now().Add(system.Patience); ; time.Sleep(20 * time.Millisecond) {
+		if err := check(); err == nil || time.Now().After(end) {
+			return err
+		}
+	}
+}
+
 // gate stands before the simulator and keeps requests in flight for exactly as long as a test wants. It is safe for concurrent use.
 type gate struct {
 	url    string
@@ -71,7 +80,8 @@ func (g *gate) lead(t *testing.T, target string) {
 	g.target.Store(to)
 }
 
-// hold sends a request and returns when it is in flight. release lets it end, and returns when its answer is there.
+// hold sends a request and returns when it is in flight. release lets it end, and returns when its answer is there and nothing is
+// held for it any more.
 func (g *gate) hold(ctx context.Context, s *system.System, gatewayURL string, r system.Request) (release func() error, err error) {
 	h := &hold{arrived: make(chan struct{}), open: make(chan struct{})}
 	g.mu.Lock()
@@ -90,9 +100,10 @@ func (g *gate) hold(ctx context.Context, s *system.System, gatewayURL string, r 
 	}
 	return func() error {
 		close(h.open)
-		if a := <-answer; !a.Passed() {
+		a := <-answer
+		if !a.Passed() {
 			return fmt.Errorf("the request that was in flight: %s", a)
 		}
-		return nil
+		return eventually(func() error { return s.Released(ctx, a.ID) })
 	}, nil
 }

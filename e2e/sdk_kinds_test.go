@@ -16,11 +16,11 @@ type sdkKind struct {
 	key   string // name of the key; "" is the key of everybody
 
 	// Before the call the limit is filled until it refuses, or a request that holds so many tokens is put in flight; that one ends
-	// once the call has been refused for the first time.
+	// once the call has been refused for the first time, before the SDK learns of it.
 	fill map[string]string // headers for the simulator
 	held int64
 	// meanwhile is what happens then besides.
-	meanwhile func()
+	meanwhile func() error
 
 	call     sdkCall // MaxTokens, Header, Stream and Patience
 	passing  bool    // the limit has room again soon, perhaps before it is asked
@@ -97,7 +97,7 @@ func spentKinds() []*sdkKind {
 	month.told = [2]time.Duration{time.Hour, 31 * 24 * time.Hour}
 	month.anthropicCode, month.anthropicClass = "enforced_spend_limit_reached", "EnforcedSpendLimitReachedError"
 	total.told = [2]time.Duration{24 * time.Hour, 24 * time.Hour}
-	hour.reason, hour.told = "RPM_LIMIT", [2]time.Duration{59 * time.Minute, time.Hour}
+	hour.reason, hour.told = "RPM_LIMIT", [2]time.Duration{50 * time.Minute, time.Hour}
 	return []*sdkKind{
 		// U54, langchainjs #1929: insufficient_quota was retried.
 		{name: "day-budget", limit: "budget: {requests: 1, per: day}", fill: small, attempts: once, refused: day, shown: usedUp},

@@ -69,6 +69,8 @@ func startNode(t *testing.T, script string) *nodeSDKs {
 	require.NoError(t, err)
 	require.NoError(t, cmd.Start())
 	n := &nodeSDKs{done: make(chan struct{}), input: json.NewEncoder(input), waiting: map[int]chan json.RawMessage{}}
+	loaded := make(chan json.RawMessage, 1)
+	n.waiting[0] = loaded
 	read := make(chan error, 1)
 	go func() { read <- n.read(output) }()
 	t.Cleanup(func() {
@@ -77,6 +79,10 @@ func startNode(t *testing.T, script string) *nodeSDKs {
 		defer kill.Stop()
 		require.NoError(t, errors.Join(<-read, cmd.Wait()), "node: %s", problems.String())
 	})
+	select {
+	case <-loaded:
+	case <-n.done:
+	}
 	return n
 }
 

@@ -3,7 +3,6 @@ package e2e
 import (
 	"fmt"
 	"net/http"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -20,24 +19,29 @@ func awhile(reason, says string, most time.Duration) sdkRefusal {
 	}
 }
 
-// requireRebuilding empties Redis while the settler stands still. The SDKs are refused for a moment, and pass once it goes on.
+// requireRebuilding empties Redis while the settler stands still. An SDK is refused for a moment, and passes once it goes on. One
+// after the other: a gateway that has waited for some seconds judges by itself.
 func (r *sdkRig) requireRebuilding(t *testing.T) {
 	t.Helper()
 	settler := r.system.Settlers[0]
-	var waiting atomic.Int64
-	waiting.Store(int64(len(r.clients)))
 	k := &sdkKind{
 		name: "rebuilding", model: "plain", call: sdkCall{MaxTokens: 10}, attempts: retried, passes: true,
 		refused: awhile("REBUILDING", "being rebuilt", time.Second),
-		meanwhile: func() {
-			if waiting.Add(-1) == 0 {
-				settler.Resume()
-			}
-		},
 	}
-	settler.Pause()
-	require.NoError(t, r.system.Flush(t.Context()))
-	r.playAndRequire(t, []*sdkKind{k}, r.clients)
+	k.meanwhile = func() error {
+		settler.Resume()
+		return eventually(func() error {
+			if a := r.system.Send(t.Context(), r.url(), r.plain(k, &sdkClient{name: "probe"}, 10, small)); !a.Passed() {
+				return fmt.Errorf("%s", a)
+			}
+			return nil
+		})
+	}
+	for _, c := range r.clients {
+		settler.Pause()
+		require.NoError(t, r.system.Flush(t.Context()))
+		r.playAndRequire(t, []*sdkKind{k}, []*sdkClient{c})
+	}
 }
 
 // requireDegraded takes Redis away. The SDKs share a small allowance, wait for it, and are told as before of budgets that are

@@ -31,6 +31,7 @@ type attempt struct {
 type attempts struct {
 	url   string        // that the call is made to
 	first chan struct{} // closed with the first answer
+	pass  chan struct{} // closed to let the first answer go on to the SDK
 
 	mu    sync.Mutex // guards what follows
 	all   []attempt
@@ -110,7 +111,7 @@ func (c *counter) begin() *attempts {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	id := fmt.Sprint(len(c.calls) + 1)
-	a := &attempts{url: c.url + "/" + id, first: make(chan struct{})}
+	a := &attempts{url: c.url + "/" + id, first: make(chan struct{}), pass: make(chan struct{})}
 	c.calls[id] = a
 	return a
 }
@@ -124,15 +125,26 @@ func (a *attempts) add(one *attempt, res *http.Response) error {
 		}
 		one.body, res.Body = body, io.NopCloser(bytes.NewReader(body))
 	}
+	if a.note(one) {
+		select {
+		case <-a.pass:
+		case <-res.Request.Context().Done():
+		}
+	}
+	return nil
+}
+
+// note reports whether it was the first answer.
+func (a *attempts) note(one *attempt) (first bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.ended {
-		return nil
+		return false
 	}
 	one.answered = time.Now()
 	a.all = append(a.all, *one)
-	if len(a.all) == 1 {
+	if first = len(a.all) == 1; first {
 		close(a.first)
 	}
-	return nil
+	return first
 }

@@ -140,7 +140,7 @@ func (r *sdkRig) playOnce(ctx context.Context, k *sdkKind, c *sdkClient) (run sd
 	}
 	meanwhile := func() error { return nil }
 	if k.meanwhile != nil {
-		meanwhile = func() error { k.meanwhile(); return nil }
+		meanwhile = k.meanwhile
 	}
 	if k.held > 0 {
 		if meanwhile, run.err = r.gate.hold(ctx, r.system, r.url(), r.plain(k, c, k.held, small)); run.err != nil {
@@ -150,7 +150,9 @@ func (r *sdkRig) playOnce(ctx context.Context, k *sdkKind, c *sdkClient) (run sd
 	done := make(chan error, 1)
 	go func() {
 		<-tracked.first
-		done <- meanwhile()
+		err := meanwhile()
+		close(tracked.pass) // SDKs come back twice or three times: what they wait for must be over by then
+		done <- err
 	}()
 	run.outcome = c.call(ctx, &call)
 	run.attempts = tracked.end()

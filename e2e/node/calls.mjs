@@ -64,3 +64,4 @@ async function outcome(call) {
 const lines = createInterface({ input: process.stdin });
 lines.on("line", async (line) => console.log(JSON.stringify(await outcome(JSON.parse(line)))));
 lines.on("close", () => process.exit());
+console.log(JSON.stringify({ id: 0 })); // all is loaded

@@ -158,6 +158,25 @@ func (s *System) heldReservations(ctx context.Context) (int64, error) {
 	return n, nil
 }
 
+// Released returns an error while Redis holds an amount or a slot for the reservation.
+func (s *System) Released(ctx context.Context, id string) error {
+	for _, pattern := range []string{"*:deadlines", "*:inflight:*"} {
+		keys, err := s.keys(ctx, pattern)
+		if err != nil {
+			return err
+		}
+		for _, key := range keys {
+			switch err := s.RedisClient.ZScore(ctx, key, id).Err(); {
+			case err == nil:
+				return fmt.Errorf("%s is in %s", id, key)
+			case !errors.Is(err, redis.Nil):
+				return fmt.Errorf("look for %s in %s: %w", id, key, err)
+			}
+		}
+	}
+	return nil
+}
+
 // Flush empties Redis.
 func (s *System) Flush(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, Patience)
