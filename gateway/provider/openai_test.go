@@ -5,8 +5,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
-	"go.uber.org/goleak"
 
+	"tollgate/e2e/stack"
 	"tollgate/ledger"
 )
 
@@ -14,7 +14,7 @@ func TestMain(m *testing.M) {
 	if err := LoadVocabularies(); err != nil {
 		panic(err)
 	}
-	goleak.VerifyTestMain(m)
+	stack.Main(m, stack.Options{})
 }
 
 func TestParseOpenAIRefuses(t *testing.T) {

@@ -21,7 +21,7 @@ const secret = "sk-upstream-secret"
 func provide(t *testing.T, header time.Duration, serve http.HandlerFunc) (*Upstream, *httptest.Server) {
 	t.Helper()
 	server := httptest.NewServer(serve)
-	transport := NewTransport(Timeouts{Dial: 5 * time.Second, Header: header})
+	transport := NewTransport(Timeouts{Dial: time.Minute, Header: header})
 	t.Cleanup(func() {
 		transport.CloseIdleConnections()
 		server.Close()
@@ -208,7 +208,7 @@ func TestAnthropicKey(t *testing.T) {
 	t.Parallel()
 	var got *http.Request
 	server := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { got = r }))
-	transport := NewTransport(Timeouts{Dial: 5 * time.Second, Header: time.Minute})
+	transport := NewTransport(Timeouts{Dial: time.Minute, Header: time.Minute})
 	t.Cleanup(func() {
 		transport.CloseIdleConnections()
 		server.Close()
@@ -230,7 +230,7 @@ func TestAnthropicKey(t *testing.T) {
 // The pool speaks HTTP/1.1 to plain addresses, asks for no compression and follows the proxy settings.
 func TestTransport(t *testing.T) {
 	t.Parallel()
-	transport := NewTransport(Timeouts{Dial: time.Second, Header: 2 * time.Second})
+	transport := NewTransport(Timeouts{Dial: time.Minute, Header: 2 * time.Second})
 	require.True(t, transport.DisableCompression)
 	require.Equal(t, 2*time.Second, transport.ResponseHeaderTimeout)
 	require.NotNil(t, transport.Proxy)

@@ -69,6 +69,7 @@ func refused(app string, at time.Time, counts ...event.RefusalCount) *event.Even
 // Every query of the README runs with finance's rights, and those about the top of spend and refusals find it.
 func TestReadmeQueries(t *testing.T) {
 	t.Parallel()
+	stack.AwayFromMidnight(t, time.UTC)
 	url := stack.Postgres(t)
 	now := time.Now().UTC()
 	user := func(subject string, n int64) event.RefusalCount {

@@ -22,10 +22,11 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
-	"go.uber.org/goleak"
+
+	"tollgate/e2e/stack"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { stack.Main(m, stack.Options{}) }
 
 // module is the path that imports of our own packages begin with.
 const module = "tollgate"
