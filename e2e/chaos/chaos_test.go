@@ -94,7 +94,7 @@ func (r *run) phase(name string) {
 }
 
 // patience is how long a system may take to come to rest: seconds by itself, more where others want the processors.
-const patience = time.Minute
+const patience = 3 * time.Minute
 
 // schedule plays the plan: begins and ends of faults, each in its turn.
 func (r *run) schedule() {

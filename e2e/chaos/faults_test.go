@@ -90,7 +90,7 @@ func isolated(name, link string) fault {
 
 func asked(name, on string, do func(ctx context.Context, r *run) error) fault {
 	return fault{name: name, on: on, instant: true, begin: func(r *run, _ int) {
-		ctx, cancel := context.WithTimeout(r.t.Context(), 10*time.Second)
+		ctx, cancel := context.WithTimeout(r.t.Context(), patience)
 		defer cancel()
 		err := do(ctx, r)
 		if isGone(err) {
@@ -103,7 +103,8 @@ func asked(name, on string, do func(ctx context.Context, r *run) error) fault {
 
 // isGone tells that another fault has taken what this one was to hurt, and the settlers have not yet made it anew.
 func isGone(err error) bool {
-	return errors.Is(err, jetstream.ErrStreamNotFound) || errors.Is(err, jetstream.ErrConsumerNotFound)
+	return errors.Is(err, jetstream.ErrStreamNotFound) || errors.Is(err, jetstream.ErrConsumerNotFound) ||
+		errors.Is(err, jetstream.ErrConsumerDoesNotExist)
 }
 
 func (r *run) do(err error) { r.t.Helper(); require.NoError(r.t, err) }

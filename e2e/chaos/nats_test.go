@@ -102,16 +102,17 @@ func giveBack(ctx context.Context, r *run) error {
 // ackWithin sets how long settlers have to acknowledge: what takes longer is delivered again while it is still being settled.
 func ackWithin(wait time.Duration) func(r *run, _ int) {
 	return func(r *run, _ int) {
-		ctx, cancel := context.WithTimeout(r.t.Context(), 10*time.Second)
+		ctx, cancel := context.WithTimeout(r.t.Context(), patience)
 		defer cancel()
 		consumer, err := r.JetStream.Consumer(ctx, event.Stream, "settler")
+		if err == nil {
+			config := consumer.CachedInfo().Config
+			config.AckWait = wait
+			_, err = r.JetStream.UpdateConsumer(ctx, event.Stream, config)
+		}
 		if isGone(err) {
 			return // the settlers make it anew, with their own figure
 		}
-		r.do(err)
-		config := consumer.CachedInfo().Config
-		config.AckWait = wait
-		_, err = r.JetStream.UpdateConsumer(ctx, event.Stream, config)
 		r.do(err)
 	}
 }

@@ -11,8 +11,13 @@ import (
 	"tollgate/ledger/policy"
 )
 
-// policyLimit is within what every gateway that nothing hurts must judge by a policy that was pushed.
-const policyLimit = time.Second
+const (
+	// policyLimit is within what every gateway that nothing hurts judges by a policy that was pushed, and for how long at most a
+	// request is under way that began to be judged by the one before.
+	policyLimit = time.Second
+	// standstill is how long any process may stand still besides, where many share few processors.
+	standstill = 20 * time.Second
+)
 
 // push is one policy that was pushed.
 type push struct {
@@ -61,7 +66,7 @@ WHERE kind = 'policy' AND convert_from(body, 'UTF8')::json -> 'policy' ->> 'revi
 			took++
 			if late := at.Sub(p.done); p.calm {
 				slowest = max(slowest, late)
-				if late > policyLimit {
+				if late > policyLimit+standstill {
 					problems = append(problems, fmt.Sprintf("%s judged by %s after %s", producer, p.revision, late))
 				}
 			}
@@ -77,12 +82,18 @@ WHERE kind = 'policy' AND convert_from(body, 'UTF8')::json -> 'policy' ->> 'revi
 		}
 		if p.calm {
 			var stale int64
-			const query = `SELECT count(*) FROM reservations WHERE reserved_at > $1 AND policy_revision <> $2 AND ($3 OR reserved_at < $4)`
+			const query = `
+SELECT count(*) FROM reservations r
+JOIN (
+    SELECT producer, min(occurred_at) AS since FROM events
+    WHERE kind = 'policy' AND convert_from(body, 'UTF8')::json -> 'policy' ->> 'revision' = $2 GROUP BY producer
+) p USING (producer)
+WHERE r.reserved_at > p.since + $1::interval AND r.policy_revision <> $2 AND ($3 OR r.reserved_at < $4)`
 			until := time.Time{}
 			if !last {
 				until = r.pushes[i+1].done.Add(-policyLimit)
 			}
-			if err := r.Pool.QueryRow(ctx, query, p.done.Add(policyLimit), p.revision, last, until).Scan(&stale); err != nil {
+			if err := r.Pool.QueryRow(ctx, query, policyLimit, p.revision, last, until).Scan(&stale); err != nil {
 				return nil, err
 			}
 			if stale != 0 {

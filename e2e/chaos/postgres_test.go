@@ -30,7 +30,7 @@ func (r *run) restoreLedger() {
 // alone executes a statement once nobody uses the ledger's database, and leaves it closed.
 func (r *run) alone(statement string) {
 	r.administer("ALTER DATABASE " + ledgerDatabase + " ALLOW_CONNECTIONS false")
-	r.Eventually(20*time.Second, statement, func() error {
+	r.Eventually(patience, statement, func() error {
 		return r.tryAdminister(`SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '`+ledgerDatabase+`'`, statement)
 	})
 }
@@ -38,7 +38,7 @@ func (r *run) alone(statement string) {
 func (r *run) administer(statement string) { r.do(r.tryAdminister(statement)) }
 
 func (r *run) tryAdminister(statements ...string) error {
-	ctx, cancel := context.WithTimeout(r.t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(r.t.Context(), time.Minute)
 	defer cancel()
 	conn, err := pgx.Connect(ctx, r.Postgres.URL("postgres"))
 	if err != nil {

@@ -247,9 +247,15 @@ func (r *run) refuseAtRest() {
 	r.do(err)
 	keys, began := len(before), time.Now()
 	for i := range probes {
-		if a := r.askSpent(i); a.Status != http.StatusTooManyRequests {
-			r.t.Errorf("a call beyond the budget: %s", a)
-		}
+		r.Eventually(patience, "a call beyond the budget", func() error { // it is refused in another way while Redis is slow to answer
+			a := r.askSpent(i)
+			if a.Passed() {
+				r.t.Errorf("a call beyond the budget: %s", a)
+			} else if a.Status != http.StatusTooManyRequests {
+				return fmt.Errorf("%s", a)
+			}
+			return nil
+		})
 	}
 	after, err := r.Dump(r.t.Context())
 	r.do(err)
@@ -261,7 +267,7 @@ func (r *run) refuseAtRest() {
 	}
 	maps.DeleteFunc(after, func(key, value string) bool {
 		_, there := before[key]
-		return !there && endedBefore(began, key, value)
+		return !there && (endedBefore(began, key, value) || strings.HasSuffix(key, "}:tg1:probe")) // of a gateway whose breaker was open
 	})
 	if !maps.Equal(before, after) {
 		verdict = "BROKEN"

@@ -1,7 +1,10 @@
 package system
 
 import (
+	"context"
 	"errors"
+	"fmt"
+	"strconv"
 	"strings"
 	"time"
 
@@ -12,7 +15,7 @@ import (
 	"tollgate/internal/dev/services"
 )
 
-// Replica is a copy of the system's Redis that gets nothing more of it since Cut.
+// Replica is a copy of the system's Redis that has all of it until Cut, and gets nothing more of it some time later.
 type Replica struct {
 	Cut time.Time // zero before Lag
 
@@ -46,8 +49,35 @@ func (s *System) Replicate() *Replica {
 
 // Lag cuts the replica's link: what Redis writes from now on the replica lacks.
 func (r *Replica) Lag() {
+	s := r.system
+	s.t.Helper()
+	cut := time.Now()
+	there := offset(s.t.Context(), s.RedisClient, "master_repl_offset")
+	client := redis.NewClient(&redis.Options{Addr: r.server.Addr(), MaxRetries: -1})
+	defer client.Close()
+	s.Eventually(time.Minute, "the replica has what was written", func() error {
+		if here := offset(s.t.Context(), client, "slave_repl_offset"); there < 0 || here < there {
+			return fmt.Errorf("%d of %d", here, there)
+		}
+		return nil
+	})
 	r.link.BlackHole(true)
-	r.Cut = time.Now()
+	r.Cut = cut
+}
+
+// offset reads how far replication has come, -1 where that cannot be told.
+func offset(ctx context.Context, client *redis.Client, name string) int64 {
+	info, err := client.Info(ctx, "replication").Result()
+	if err != nil {
+		return -1
+	}
+	_, rest, _ := strings.Cut(info, name+":")
+	figure, _, _ := strings.Cut(rest, "\r\n")
+	n, err := strconv.ParseInt(figure, 10, 64)
+	if err != nil {
+		return -1
+	}
+	return n
 }
 
 // AwaitNoticed waits until a settler knows which Redis answers, and has begun to rebuild it.

@@ -106,7 +106,7 @@ func TestClientKeepsItsConnection(t *testing.T) {
 	for range 10 {
 		first, err := c.do(request(address, caller{key: "stream"}, true))
 		require.NoError(t, err)
-		require.WithinDuration(t, time.Now(), first, 10*time.Second)
+		require.WithinDuration(t, time.Now(), first, 10*time.Minute)
 		require.Equal(t, whole, string(c.body))
 	}
 	close(addresses)

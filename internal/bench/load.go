@@ -97,7 +97,7 @@ func connection(ctx context.Context, address string, text []byte, streamed bool,
 	ops = make([]operation, 0, 1024)
 	for failures := 0; ctx.Err() == nil && failures < maxFailures; {
 		op := operation{start: time.Since(start)}
-		if op.start >= d {
+		if op.start >= d && len(ops) > 0 { // each asks once, however late it comes to it
 			break
 		}
 		first, err := c.do(text)

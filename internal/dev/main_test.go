@@ -73,7 +73,7 @@ func devArgs(dir string, more ...string) []string {
 // cleared keeps what a developer's own environment holds away from a run, and makes it wait for a Redis that a busy machine
 // slows down.
 func cleared(env []string) []string {
-	return append([]string{"OPENAI_API_KEY=", "TOLLGATE_LIMITER_TIMEOUT=10s"}, env...)
+	return append([]string{"OPENAI_API_KEY=", "TOLLGATE_LIMITER_TIMEOUT=1m"}, env...)
 }
 
 func start(t *testing.T, dir string, env []string, more ...string) *running {
@@ -113,12 +113,7 @@ func refused(t *testing.T, env, args []string) string {
 // eventually polls until check has no error.
 func eventually(t *testing.T, check func() error) {
 	t.Helper()
-	within(t, patience, check)
-}
-
-func within(t *testing.T, limit time.Duration, check func() error) {
-	t.Helper()
-	deadline := time.NewTimer(limit)
+	deadline := time.NewTimer(patience)
 	defer deadline.Stop()
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
@@ -130,7 +125,7 @@ func within(t *testing.T, limit time.Duration, check func() error) {
 		select {
 		case <-tick.C:
 		case <-deadline.C:
-			require.NoError(t, check(), "after %s", limit)
+			require.NoError(t, check(), "after %s", patience)
 			return
 		}
 	}

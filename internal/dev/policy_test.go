@@ -8,7 +8,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
@@ -31,13 +30,10 @@ models:
 `, model)
 }
 
-// soon is the second that a push may take, and what a busy machine adds to it.
-const soon = 5 * time.Second
-
-// requireServes checks that soon after a push or a start the policy with this one model is in force.
+// requireServes checks that after a push or a start the policy with this one model comes into force.
 func (r *running) requireServes(model string) {
 	r.t.Helper()
-	within(r.t, soon, func() error {
+	eventually(r.t, func() error {
 		if models := r.models(); len(models) != 1 || models[0] != model {
 			return fmt.Errorf("the policy in force has the models %v, want %s", models, model)
 		}

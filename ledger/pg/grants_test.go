@@ -32,6 +32,7 @@ func granted(id string, amount int64, at time.Time, revokes *event.Event) *event
 // books too, when it is taken back. An id that comes with another event is a conflict.
 func TestGrants(t *testing.T) {
 	t.Parallel()
+	stack.AwayFromMidnight(t, time.UTC) // a statement is of the month
 	url := stack.Postgres(t)
 	store := openAt(t, url)
 	conn, err := pgx.Connect(t.Context(), url)

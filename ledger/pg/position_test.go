@@ -46,7 +46,7 @@ func TestGuardedStore(t *testing.T) {
 	require.Eventually(t, func() bool { // connections of before break first
 		restarted, err = store.Position(ctx)
 		return err == nil
-	}, 10*time.Second, 20*time.Millisecond)
+	}, 2*time.Minute, 20*time.Millisecond)
 	require.Equal(t, first.Database, restarted.Database, "the same files")
 	require.Equal(t, []any{second.Mark, second.Stream, second.Sequence}, []any{restarted.Mark, restarted.Stream, restarted.Sequence})
 	_, err = store.Apps(ctx)

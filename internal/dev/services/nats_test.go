@@ -14,10 +14,10 @@ import (
 
 func connectNATS(t *testing.T, url string) jetstream.JetStream {
 	t.Helper()
-	conn, err := nats.Connect(url)
+	conn, err := nats.Connect(url, nats.Timeout(2*time.Minute))
 	require.NoError(t, err)
 	t.Cleanup(conn.Close)
-	js, err := jetstream.New(conn)
+	js, err := jetstream.New(conn, jetstream.WithDefaultTimeout(2*time.Minute))
 	require.NoError(t, err)
 	return js
 }

@@ -194,7 +194,7 @@ func TestHangingDownloadIsCancelled(t *testing.T) {
 	require.Eventually(t, func() bool {
 		left, err := filepath.Glob(filepath.Join(cache, "download-*"))
 		return err == nil && len(left) == 0
-	}, 20*time.Second, 10*time.Millisecond)
+	}, 2*time.Minute, 10*time.Millisecond)
 	server.Close()
 	http.DefaultClient.CloseIdleConnections()
 }

@@ -23,7 +23,7 @@ func redisClient(t *testing.T, url string) *redis.Client {
 	t.Helper()
 	opts, err := redis.ParseURL(url)
 	require.NoError(t, err)
-	opts.ContextTimeoutEnabled = true
+	opts.ContextTimeoutEnabled, opts.ReadTimeout, opts.WriteTimeout, opts.DialTimeout = true, 2*time.Minute, 2*time.Minute, 2*time.Minute
 	client := redis.NewClient(opts)
 	t.Cleanup(func() { require.NoError(t, client.Close()) })
 	return client
@@ -98,7 +98,7 @@ func TestRedisInProcess(t *testing.T) {
 	client := redisClient(t, r.URL(0))
 	require.NoError(t, client.Set(t.Context(), "stays", 1, 0).Err())
 	require.NoError(t, client.Set(t.Context(), "goes", 1, 100*time.Millisecond).Err())
-	require.Eventually(t, func() bool { return client.Exists(t.Context(), "goes").Val() == 0 }, 20*time.Second, 10*time.Millisecond,
+	require.Eventually(t, func() bool { return client.Exists(t.Context(), "goes").Val() == 0 }, 2*time.Minute, 10*time.Millisecond,
 		"keys expire by the clock")
 	require.Equal(t, int64(1), client.Exists(t.Context(), "stays").Val())
 

@@ -200,7 +200,7 @@ func TestServicesDieWithTheirParentAndStartAgain(t *testing.T) {
 	require.NoError(t, err)
 	stopAtEnd(t, redis.PID, redis.Stop)
 	for _, pid := range helper.pids {
-		require.Eventually(t, func() bool { return ended(pid) }, 20*time.Second, 10*time.Millisecond)
+		require.Eventually(t, func() bool { return ended(pid) }, 2*time.Minute, 10*time.Millisecond)
 	}
 }
 

@@ -17,6 +17,9 @@ import (
 	"tollgate/internal/dev/services/child"
 )
 
+// patience bounds every wait of a test.
+const patience = 2 * time.Minute
+
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 func start(t *testing.T, script string) *child.Process {
@@ -35,7 +38,7 @@ func awaitLog(t *testing.T, p *child.Process, text string) string {
 		var err error
 		log, err = p.Log()
 		return err == nil && strings.Contains(log, text)
-	}, 20*time.Second, 10*time.Millisecond)
+	}, patience, 10*time.Millisecond)
 	return log
 }
 
@@ -115,12 +118,12 @@ func TestKillReachesGrandchildren(t *testing.T) {
 		log, err := p.Log()
 		_, after, _ = strings.Cut(log, "pid ")
 		return err == nil && strings.HasSuffix(after, "\n")
-	}, 20*time.Second, 10*time.Millisecond)
+	}, patience, 10*time.Millisecond)
 	pid, err := strconv.Atoi(strings.TrimSpace(after))
 	require.NoError(t, err)
 	require.False(t, gone(pid)())
 	require.NoError(t, p.Kill())
-	require.Eventually(t, gone(pid), 20*time.Second, 10*time.Millisecond)
+	require.Eventually(t, gone(pid), patience, 10*time.Millisecond)
 }
 
 func TestCPUAndRSS(t *testing.T) {
