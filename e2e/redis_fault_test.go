@@ -31,6 +31,9 @@ const (
 	patientTimeout = 15 * time.Second
 )
 
+// decisionAge is how old a decision may be when the provider is called. An older one is asked about again.
+const decisionAge = 5 * time.Second
+
 // redisFault is something that happens to Redis under load.
 type redisFault struct {
 	begin, during, end func(f *faulty) // during is called every 50 ms between the two
@@ -49,6 +52,7 @@ type faulty struct {
 	*redisFault
 	link *stack.Link
 	keys map[string]string // secrets by app
+	old  sync.Map          // ids of requests that took so long that the gateway asked again whether its decision stands
 }
 
 // For each fault: every decision is made in time, no caller gets a 5xx or a broken answer, no decision runs its script twice,
@@ -170,6 +174,9 @@ func (f *faulty) run() {
 	var calls []faultCall
 	stop := system.Arrivals(faultRate, func(i int) system.Answer {
 		a := f.send(i)
+		if a.Took >= decisionAge {
+			f.old.Store(a.Header.Get("X-Tollgate-Request-Id"), true)
+		}
 		mu.Lock()
 		defer mu.Unlock()
 		calls = append(calls, faultCall{a, appOf(i), byEve(i)})
@@ -411,7 +418,11 @@ func (f *faulty) decisions(earlier map[string]int) map[string]int {
 	}
 	require.LessOrEqual(f.t, both, stack.CountScripts(f.t, f.RedisClient).Unknown, "the source is sent only where nothing ran")
 	for id, n := range byHash {
-		require.Equal(f.t, 1, n, "%s was asked twice", id)
+		most := 1
+		if _, old := f.old.Load(id[strings.LastIndex(id, ":")+1:]); old {
+			most = 2
+		}
+		require.LessOrEqual(f.t, n, most, "%s was asked %d times", id, n)
 		require.Zero(f.t, earlier[id], "%s was asked before the restart, too", id)
 	}
 	for id := range bySource {
