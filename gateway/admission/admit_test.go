@@ -222,6 +222,24 @@ limits:
 	require.Greater(t, v.Refusal.RetryAfter, 55*time.Minute)
 }
 
+// Who waits for a rate is served when it has room again: nobody gives any back, and nobody tells.
+func TestThrottleEndsByItself(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, settings{}, `  waiting: {on_exceed: {action: throttle, max_wait: 1h, max_depth: 1}}
+limits:
+  - {name: l, tier: app, rate: {requests: 1, per: second}}
+`)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	for waited := false; !waited; { // the first does not, nor one that comes late
+		v, err := w.Admit(ctx, waiting())
+		require.NoError(t, err)
+		require.Nil(t, v.Refusal)
+		waited = v.Queued != nil
+	}
+	require.False(t, w.lines.any())
+}
+
 // The deadline ends a wait with the newest figures.
 func TestThrottleEndsAtDeadline(t *testing.T) {
 	t.Parallel()
