@@ -73,8 +73,10 @@ type body struct {
 func (b *bodies) read(w http.ResponseWriter, from io.ReadCloser, length, limit int64) (*body, error) {
 	reader := http.MaxBytesReader(w, from, limit)
 	if length > limit { // what it sends is read, for many see no answer before they have sent all, and is not kept
-		_, err := io.Copy(io.Discard, reader)
-		return nil, err
+		if _, err := io.Copy(io.Discard, reader); err != nil {
+			return nil, err
+		}
+		return nil, io.ErrUnexpectedEOF
 	}
 	if length > 0 && length <= min(limit, inlineBody) {
 		memory := make([]byte, length)
