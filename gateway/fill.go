@@ -31,8 +31,7 @@ const (
 // was admitted under it. It is safe for concurrent use.
 type filler struct {
 	nc       *nats.Conn
-	patience time.Duration // of a policy, for its new budgets
-	degraded func(bool)    // told whether budgets in force are not filled
+	degraded func(bool) // told whether budgets in force are not filled
 	log      *slog.Logger
 
 	mu      sync.Mutex
@@ -48,17 +47,17 @@ type fillKey struct {
 	event.FillFamily
 }
 
-func newFiller(nc *nats.Conn, patience time.Duration, degraded func(bool), log *slog.Logger) *filler {
-	return &filler{nc: nc, patience: patience, degraded: degraded, log: log, wanted: &event.Fill{}, filled: map[fillKey]bool{}, changed: make(chan struct{}, 1)}
+func newFiller(nc *nats.Conn, degraded func(bool), log *slog.Logger) *filler {
+	return &filler{nc: nc, degraded: degraded, log: log, wanted: &event.Fill{}, filled: map[fillKey]bool{}, changed: make(chan struct{}, 1)}
 }
 
-// before has filled what the policy is about to be judged by, as far as that takes no longer than its patience.
-func (f *filler) before(ctx context.Context, p *policy.Policy) {
+// before has filled what the policy is about to be judged by, as far as that takes no longer than the patience.
+func (f *filler) before(ctx context.Context, p *policy.Policy, patience time.Duration) {
 	missing := f.missing(p.Fill())
 	if len(missing.Families) == 0 {
 		return
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, f.patience, errors.New("fill: no settler has answered in time"))
+	ctx, cancel := context.WithTimeoutCause(ctx, patience, errors.New("fill: no settler has answered in time"))
 	defer cancel()
 	err := f.ask(ctx, missing)
 	for errors.Is(err, nats.ErrNoResponders) && pause(ctx, fillPause) {

@@ -118,9 +118,9 @@ func TestPolicyDoesNotWaitForEver(t *testing.T) {
 	t.Parallel()
 	w, s := begin(t, plain), &settlers{answer: event.FillDone}
 	w.fills = s.fill
-	w.prepare = func(g *Gateway) { g.filler.patience = usualWaits.fill }
+	w.prepare = func(g *Gateway) { g.waits.fill = usualWaits.fill }
 	serving(w.run(roomy))
-	require.LessOrEqual(t, w.gateway.filler.patience, 500*time.Millisecond, "a push is in force within a second")
+	require.LessOrEqual(t, usualWaits.fill, 500*time.Millisecond, "a push is in force within a second")
 	degraded := func() float64 { return testutil.ToFloat64(w.gateway.metrics.degraded.WithLabelValues("ledger")) }
 	filled := func() error {
 		if degraded() != 0 {

@@ -96,7 +96,7 @@ func (g *Gateway) takePolicy(ctx context.Context, data []byte) {
 	}
 	p, err := policy.Parse(data, os.LookupEnv)
 	if err == nil {
-		g.filler.before(ctx, p)
+		g.filler.before(ctx, p, g.waits.fill)
 		err = g.setPolicy(p)
 	}
 	if err != nil {

@@ -105,7 +105,7 @@ func New(config Config, d Deps) (*Gateway, error) {
 		waits: usualWaits,
 	}
 	g.control = admission.NewControl(d.NATS, js, g.delivered)
-	g.filler = newFiller(d.NATS, g.waits.fill, func(on bool) { g.metrics.setDegraded(componentLedger, on) }, d.Log)
+	g.filler = newFiller(d.NATS, func(on bool) { g.metrics.setDegraded(componentLedger, on) }, d.Log)
 	g.work, g.cutWork = context.WithCancel(context.Background())
 	g.admission = admission.New(admission.Parts{
 		Scripts: d.Scripts, Keys: g.directory, Control: g.control, Clock: clock, Timeout: config.LimiterTimeout,
@@ -218,7 +218,7 @@ func (g *Gateway) Run(ctx context.Context, listener net.Listener) error {
 
 	g.awaitDirectory(ctx)
 	background.Go(func() error { return g.stayPresent(work) })
-	g.filler.before(ctx, g.admission.Policy())
+	g.filler.before(ctx, g.admission.Policy(), g.waits.fill)
 	g.filler.follow(g.admission.Policy())
 	g.announce()
 	g.readPushed(ctx)

@@ -222,8 +222,8 @@ func (w *world) run(limits string) *world {
 		Scripts: w.scripts, NATS: w.nc, Outbox: w.outbox, Policy: w.rules(limits), FollowPolicy: w.follow, Log: log, Registry: w.registry,
 	})
 	require.NoError(w, err)
-	w.gateway.waits = waits{pushed: patience, owners: patience, cut: patience}
-	w.gateway.filler.patience = patience
+	require.Equal(w, usualWaits, w.gateway.waits)
+	w.gateway.waits = waits{fill: patience, pushed: patience, owners: patience, cut: patience}
 	if w.prepare != nil {
 		w.prepare(w.gateway)
 	}
