@@ -24,7 +24,8 @@ type run struct {
 	replica *system.Replica
 	losses  []span // in which Redis took writes that its replica lacked
 	pushes  []push
-	owed    bool // a policy is to be pushed
+	took    []time.Duration // until a gateway that nothing hurt judged by a pushed policy
+	owed    bool            // a policy is to be pushed
 	began   time.Time
 	phases  []string
 }
@@ -39,7 +40,10 @@ func TestChaos(t *testing.T) {
 		list = append(list, *first+uint64(i))
 	}
 	var all totals
-	t.Cleanup(func() { t.Log(&all) })
+	t.Cleanup(func() {
+		t.Log(&all)
+		all.requirePrompt(t)
+	})
 	for _, seed := range list {
 		t.Run(fmt.Sprintf("seed=%d", seed), func(t *testing.T) {
 			t.Parallel()

@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"testing"
+	"time"
 
 	"tollgate/e2e/system"
 )
@@ -19,6 +21,7 @@ type totals struct {
 	samples       int
 	refused       int64
 	pushes        int
+	took          []time.Duration // as of a run
 }
 
 // count adds what clients were answered.
@@ -53,6 +56,17 @@ func (a *totals) add(r *run) {
 	r.seen.mu.Unlock()
 	a.refused += r.refused.Load()
 	a.pushes += len(r.pushes)
+	a.took = append(a.took, r.took...)
+}
+
+// requirePrompt holds I10 where there were so many pushes that it does not matter if some process stood still.
+func (a *totals) requirePrompt(t *testing.T) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	slices.Sort(a.took)
+	if n := len(a.took); n >= 10 && a.took[n/2] > policyLimit {
+		t.Errorf("most policies were in force after more than %s: %s", policyLimit, a.took)
+	}
 }
 
 func (a *totals) String() string {
