@@ -12,6 +12,7 @@ import (
 	"github.com/openai/openai-go/v3"
 	"github.com/openai/openai-go/v3/option"
 
+	"tollgate/e2e/system"
 	"tollgate/ledger/policy"
 )
 
@@ -77,7 +78,7 @@ func sdkClients(t *testing.T) []*sdkClient {
 }
 
 // longest is how long a call may take in all: longer than any SDK should wait here, however busy the computer is.
-const longest = 2 * time.Minute
+const longest = system.Patience
 
 // patient ends a call when its patience does. It has no deadline before that: an SDK that knew it would not begin to wait.
 func patient(call func(context.Context, *sdkCall) sdkOutcome) func(context.Context, *sdkCall) sdkOutcome {

@@ -23,7 +23,7 @@ func TestMain(m *testing.M) { stack.Main(m, stack.Options{}) }
 const generation = "g1"
 
 // patience bounds every call of a test, and every wait.
-const patience = time.Minute
+const patience = stack.Patience
 
 // store is one Redis with the scripts bound to it, and the calls that tests repeat. It is a ledgertest.System.
 type store struct {

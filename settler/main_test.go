@@ -30,7 +30,7 @@ func TestMain(m *testing.M) { stack.Main(m, stack.Options{Migrate: migrations.Up
 const app = "checkout"
 
 // patience bounds every wait of a test, and every call that it makes itself.
-const patience = 3 * time.Minute
+const patience = stack.Patience
 
 func testConfig() settler.Config {
 	return settler.Config{

@@ -60,7 +60,7 @@ func runSeed(t *testing.T, p plan, all *totals) {
 	r := &run{t: t, plan: p, began: time.Now()}
 	r.System = system.New(t, system.Options{
 		Limits: limits(10), Sections: sections, Gateways: p.gateways, Settlers: p.settlers, TTL: p.ttl,
-		OwnPostgres: p.needs(onPostgres), Proxied: true, Pushed: true, Prepared: true, Patience: patience,
+		OwnPostgres: p.needs(onPostgres), Proxied: true, Pushed: true, Prepared: true,
 		Degraded: fmt.Sprintf("{breaker: {latency: 1m}, local: {requests_per_second: %d, tokens_per_minute: 20000}, closed_plans: [free]}", p.local),
 		Env: []string{
 			"TOLLGATE_LIMITER_TIMEOUT=250ms", "TOLLGATE_PUBLISH_TIMEOUT=300ms", "TOLLGATE_SHUTDOWN_TIMEOUT=2s",
@@ -96,9 +96,6 @@ func (r *run) phase(name string) {
 	r.phases = append(r.phases, fmt.Sprintf("%s %.1f", name, now.Sub(r.began).Seconds()))
 	r.began = now
 }
-
-// patience is how long a system may take to come to rest: seconds by itself, more where others want the processors.
-const patience = 3 * time.Minute
 
 // schedule plays the plan: begins and ends of faults, each in its turn.
 func (r *run) schedule() {

@@ -90,7 +90,7 @@ func isolated(name, link string) fault {
 
 func asked(name, on string, do func(ctx context.Context, r *run) error) fault {
 	return fault{name: name, on: on, instant: true, begin: func(r *run, _ int) {
-		ctx, cancel := context.WithTimeout(r.t.Context(), patience)
+		ctx, cancel := context.WithTimeout(r.t.Context(), system.Patience)
 		defer cancel()
 		err := do(ctx, r)
 		if isGone(err) {

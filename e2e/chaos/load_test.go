@@ -104,7 +104,7 @@ func (r *run) call(i int) system.Answer {
 // spendUp uses up the budget of the app whose calls are all refused from then on.
 func (r *run) spendUp() {
 	for n := 0; n < spentDay; {
-		r.Eventually(patience, "a call of the app whose budget is to be used up", func() error {
+		r.Eventually(system.Patience, "a call of the app whose budget is to be used up", func() error {
 			if a := r.askSpent(n); !a.Passed() {
 				return fmt.Errorf("%s", a)
 			}

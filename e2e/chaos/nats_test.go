@@ -102,7 +102,7 @@ func giveBack(ctx context.Context, r *run) error {
 // ackWithin sets how long settlers have to acknowledge: what takes longer is delivered again while it is still being settled.
 func ackWithin(wait time.Duration) func(r *run, _ int) {
 	return func(r *run, _ int) {
-		ctx, cancel := context.WithTimeout(r.t.Context(), patience)
+		ctx, cancel := context.WithTimeout(r.t.Context(), system.Patience)
 		defer cancel()
 		consumer, err := r.JetStream.Consumer(ctx, event.Stream, "settler")
 		if err == nil {

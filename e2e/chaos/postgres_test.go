@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"tollgate/e2e/system"
 )
 
 // The ledger's database, its copy, and what it is called once the copy has taken its place.
@@ -30,7 +32,7 @@ func (r *run) restoreLedger() {
 // alone executes a statement once nobody uses the ledger's database, and leaves it closed.
 func (r *run) alone(statement string) {
 	r.administer("ALTER DATABASE " + ledgerDatabase + " ALLOW_CONNECTIONS false")
-	r.Eventually(patience, statement, func() error {
+	r.Eventually(system.Patience, statement, func() error {
 		return r.tryAdminister(`SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '`+ledgerDatabase+`'`, statement)
 	})
 }

@@ -247,7 +247,7 @@ func (r *run) refuseAtRest() {
 	r.do(err)
 	keys, began := len(before), time.Now()
 	for i := range probes {
-		r.Eventually(patience, "a call beyond the budget", func() error { // it is refused in another way while Redis is slow to answer
+		r.Eventually(system.Patience, "a call beyond the budget", func() error { // it is refused in another way while Redis is slow to answer
 			a := r.askSpent(i)
 			if a.Passed() {
 				r.t.Errorf("a call beyond the budget: %s", a)

@@ -9,13 +9,14 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// patience is how long Eventually waits: far longer than anything takes on a busy machine.
-const patience = 2 * time.Minute
+// Patience is how long a test waits for what must happen: far longer than it takes on a machine where each process may stand still
+// for some seconds.
+const Patience = 3 * time.Minute
 
 // Eventually polls until check has no error, and fails with its last one.
 func Eventually(t testing.TB, check func() error) {
 	t.Helper()
-	deadline := time.NewTimer(patience)
+	deadline := time.NewTimer(Patience)
 	defer deadline.Stop()
 	ticker := time.NewTicker(2 * time.Millisecond)
 	defer ticker.Stop()
@@ -39,7 +40,7 @@ func AwayFromMidnight(t testing.TB, zone *time.Location) {
 	for {
 		now := time.Now().In(zone)
 		left := time.Until(time.Date(now.Year(), now.Month(), now.Day()+1, 0, 0, 0, 0, zone))
-		if left > patience {
+		if left > Patience {
 			return
 		}
 		t.Logf("it is midnight in %s", left)

@@ -15,11 +15,8 @@ import (
 // A Redis is stopped and continued by its own Pause and Resume, and made slow by a Link before it. What only its own commands
 // can do stands here.
 
-// redisPatience bounds each call of a Redis that a test has just hurt.
-const redisPatience = time.Minute
-
 func redisContext(t testing.TB) context.Context {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), redisPatience)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), Patience)
 	t.Cleanup(cancel)
 	return ctx
 }

@@ -32,7 +32,7 @@ func (s *System) Check(more ...func(context.Context) ([]Line, error)) {
 	// The books are read only once the rest is quiet.
 	steps := append([]func(context.Context) ([]Line, error){s.checkQuiet, s.checkCounters, s.checkBooks}, more...)
 	// Reservations whose outcome was lost must expire first.
-	deadline := time.Now().Add(s.options.Patience + min(s.options.TTL, time.Minute))
+	deadline := time.Now().Add(Patience + min(s.options.TTL, time.Minute))
 	var lines []Line
 	for {
 		var problem error

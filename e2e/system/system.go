@@ -54,15 +54,12 @@ type Options struct {
 	Proxied bool
 	// Pushed makes the gateways follow the policy that is pushed instead of reading it from a file.
 	Pushed bool
-	// Patience is how long the system may take to come to rest; 0 means the constant.
-	Patience time.Duration
 	// Prepared says that the databases come with the app and its keys.
 	Prepared bool
 }
 
-// Patience is how long a test waits for what must happen: far longer than it takes on a machine where each process may stand still
-// for some seconds.
-const Patience = 2 * time.Minute
+// Patience is how long a test waits for what must happen.
+const Patience = stack.Patience
 
 // System is a running Tollgate. Its methods fail the test, so they are for the test's goroutine, except where they say so.
 type System struct {
@@ -107,9 +104,6 @@ func New(t testing.TB, o Options) *System {
 	t.Helper()
 	if o.TTL == 0 {
 		o.TTL = 15 * time.Minute
-	}
-	if o.Patience == 0 {
-		o.Patience = Patience
 	}
 	if o.Degraded == "" {
 		o.Degraded = "{breaker: {latency: 1m}, local: {requests_per_second: 0, tokens_per_minute: 0}}"

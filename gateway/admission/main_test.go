@@ -27,7 +27,7 @@ import (
 func TestMain(m *testing.M) { stack.Main(m, stack.Options{}) }
 
 const (
-	patience = 2 * time.Minute
+	patience = stack.Patience
 	app      = "checkout"
 )
 

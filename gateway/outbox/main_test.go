@@ -30,7 +30,7 @@ func TestMain(m *testing.M) {
 }
 
 // patience bounds every wait of a test.
-const patience = 2 * time.Minute
+const patience = stack.Patience
 
 // testConfig gives up waiting for an acknowledgement soon. What must have one before its test goes on has patience for it.
 func testConfig(dir string) Config {

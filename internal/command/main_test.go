@@ -9,7 +9,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/nats-io/nats.go"
@@ -24,7 +23,7 @@ import (
 func TestMain(m *testing.M) { stack.Main(m, stack.Options{Migrate: migrations.Up}) }
 
 // patience bounds every command and every wait.
-const patience = 3 * time.Minute
+const patience = stack.Patience
 
 // result is what a command left.
 type result struct {

@@ -55,7 +55,7 @@ func becomeAndRun(user string) error {
 }
 
 // patience bounds every wait: a start makes a whole database, and the machine may be busy.
-const patience = 3 * time.Minute
+const patience = stack.Patience
 
 // running is a `tollgate dev` that is ready.
 type running struct {

@@ -14,11 +14,12 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
+	"tollgate/e2e/stack"
 	"tollgate/internal/dev/services/child"
 )
 
 // patience bounds every wait of a test.
-const patience = 2 * time.Minute
+const patience = stack.Patience
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
