@@ -1,6 +1,7 @@
 package lua
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -45,7 +46,7 @@ func (s *Scripts) Lost(ctx context.Context, apps []string, generation string) (l
 			joined = p.SMIsMember(ctx, joinedKey(), members...)
 			return nil
 		})
-		if err = errors.Join(listed.Err(), joined.Err(), otherThanMissing(err)); err != nil {
+		if err = cmp.Or(listed.Err(), joined.Err(), otherThanMissing(err)); err != nil {
 			return nil, fmt.Errorf("look for lost marks: %w", err)
 		}
 		for i, app := range some {

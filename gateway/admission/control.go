@@ -119,5 +119,5 @@ func (c *Control) Rebuild(ctx context.Context, app string) error {
 	return c.Refresh(ctx)
 }
 
-// rebuildTimeout is how long a request waits for the counters of its app before it is refused as REBUILDING, usually.
+// rebuildTimeout is how long a request waits for the counters of its app before it is refused as REBUILDING.
 const rebuildTimeout = 5 * time.Second
