@@ -149,10 +149,14 @@ func (f *faulty) send(i int) system.Answer {
 	if byEve(i) {
 		user = "eve"
 	}
-	return f.Send(f.t.Context(), f.Gateways[0].URL, system.Request{
+	a := f.Send(f.t.Context(), f.Gateways[0].URL, system.Request{
 		Key: f.keys[appOf(i)], Path: "/v1/embeddings", Body: system.EmbeddingBody(10),
 		Header: map[string]string{"X-Sim-Latency": "0s", "X-Tollgate-User": user},
 	})
+	if a.Took >= decisionAge {
+		f.old.Store(a.Header.Get("X-Tollgate-Request-Id"), true)
+	}
+	return a
 }
 
 func byEve(i int) bool { return i%5 == 0 }
@@ -174,9 +178,6 @@ func (f *faulty) run() {
 	var calls []faultCall
 	stop := system.Arrivals(faultRate, func(i int) system.Answer {
 		a := f.send(i)
-		if a.Took >= decisionAge {
-			f.old.Store(a.Header.Get("X-Tollgate-Request-Id"), true)
-		}
 		mu.Lock()
 		defer mu.Unlock()
 		calls = append(calls, faultCall{a, appOf(i), byEve(i)})
