@@ -34,26 +34,23 @@ func requireReasons(t *testing.T, answers []system.Answer, reasons ...string) ma
 // firstDecision is how long after now the gateway judges again.
 func firstDecision(t *testing.T, s *system.System, key string) time.Duration {
 	t.Helper()
-	return s.Eventually(system.Patience, "the gateway judges again", func() error {
-		a := spread(t, s, key, steady)(0)
-		if a.Passed() || a.Status == http.StatusTooManyRequests && a.Reason != "REBUILDING" && a.Reason != "DEGRADED" {
-			return nil
-		}
-		return fmt.Errorf("%s", a)
-	})
+	return s.Eventually(system.Patience, "the gateway judges again", func() error { return judges(t, s, key, 0) })
+}
+
+// judges returns an error while gateway i judges without Redis, or not at all.
+func judges(t *testing.T, s *system.System, key string, i int) error {
+	a := spread(t, s, key, steady)(i)
+	if a.Passed() || a.Status == http.StatusTooManyRequests && a.Reason != "REBUILDING" && a.Reason != "DEGRADED" {
+		return nil
+	}
+	return fmt.Errorf("%s", a)
 }
 
 // allJudge waits until every gateway judges again.
 func allJudge(t *testing.T, s *system.System, key string) {
 	t.Helper()
 	for i := range s.Gateways {
-		s.Eventually(system.Patience, "each gateway judges again", func() error {
-			a := spread(t, s, key, steady)(i)
-			if a.Passed() || a.Status == http.StatusTooManyRequests && a.Reason != "REBUILDING" && a.Reason != "DEGRADED" {
-				return nil
-			}
-			return fmt.Errorf("%s", a)
-		})
+		s.Eventually(system.Patience, "each gateway judges again", func() error { return judges(t, s, key, i) })
 	}
 }
 

@@ -37,10 +37,11 @@ func inForce(s *system.System, revision string, change func()) {
 				return fmt.Errorf("%s does not judge by %s", g.URL, revision)
 			}
 			// Where the settler did not answer soon, its budgets may be filled a little later.
-			if degraded, err := s.Series(context.Background(), g, "tollgate_degraded"); err != nil || degraded[`component="ledger"`] != 0 {
-				return fmt.Errorf("its budgets are not filled: %v, %w", degraded, err)
+			degraded, err := s.Series(context.Background(), g, "tollgate_degraded")
+			if err == nil && degraded[`component="ledger"`] != 0 {
+				err = fmt.Errorf("its budgets are not filled: %v", degraded)
 			}
-			return nil
+			return err
 		})
 	}
 }

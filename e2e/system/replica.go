@@ -31,7 +31,7 @@ func (s *System) Replicate() *Replica {
 	ctx := s.t.Context()
 	server := stack.NewRedis(s.t)
 	link := stack.Proxy(s.t, s.Redis.Addr())
-	client := redis.NewClient(&redis.Options{Addr: server.Addr(), DialTimeout: Patience, ReadTimeout: Patience, MaxRetries: -1})
+	client := patient(server.Addr())
 	defer client.Close()
 	host, port, _ := strings.Cut(link.Addr, ":")
 	require.NoError(s.t, client.ConfigSet(ctx, "repl-diskless-load", "swapdb").Err())
@@ -47,13 +47,18 @@ func (s *System) Replicate() *Replica {
 	return &Replica{system: s, server: server, link: link}
 }
 
+// patient is a client whose commands are made once and waited for.
+func patient(addr string) *redis.Client {
+	return redis.NewClient(&redis.Options{Addr: addr, DialTimeout: Patience, ReadTimeout: Patience, MaxRetries: -1})
+}
+
 // Lag cuts the replica's link: what Redis writes from now on the replica lacks.
 func (r *Replica) Lag() {
 	s := r.system
 	s.t.Helper()
 	cut := time.Now()
 	there := offset(s.t.Context(), s.RedisClient, "master_repl_offset")
-	client := redis.NewClient(&redis.Options{Addr: r.server.Addr(), MaxRetries: -1})
+	client := patient(r.server.Addr())
 	defer client.Close()
 	s.Eventually(time.Minute, "the replica has what was written", func() error {
 		if here := offset(s.t.Context(), client, "slave_repl_offset"); there < 0 || here < there {
@@ -97,7 +102,7 @@ func (r *Replica) Promote() {
 	s := r.system
 	s.t.Helper()
 	require.NoError(s.t, s.Redis.Kill())
-	client := redis.NewClient(&redis.Options{Addr: r.server.Addr(), DialTimeout: Patience, ReadTimeout: Patience, MaxRetries: -1})
+	client := patient(r.server.Addr())
 	defer client.Close()
 	require.NoError(s.t, client.ReplicaOf(s.t.Context(), "NO", "ONE").Err())
 	s.FailOver(r.server)
