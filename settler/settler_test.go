@@ -124,7 +124,7 @@ func TestSettlesWhatAnotherCouldNotRead(t *testing.T) {
 	parkUnread(3, append(bytes.Clone(unsettled), 0xe4))
 	parkUnread(4, used)
 	parkUnread(5, used) // it was delivered twice
-	later := newReservation(time.Minute)
+	later := newReservation(time.Hour)
 	laterReserved, err := w.event(event.KindReserved, later).Encode()
 	require.NoError(t, err)
 
