@@ -34,8 +34,9 @@ func (s *System) Check(more ...func(context.Context) ([]Line, error)) {
 	// Reservations whose outcome was lost must expire first.
 	deadline := time.Now().Add(Patience + min(s.options.TTL, time.Minute))
 	var lines []Line
+	var problem, before error // what is wrong, and what was before it became that
 	for {
-		var problem error
+		last := problem
 		lines, problem = lines[:0], nil
 		for _, step := range steps {
 			found, err := s.step(step)
@@ -47,9 +48,12 @@ func (s *System) Check(more ...func(context.Context) ([]Line, error)) {
 		if problem == nil {
 			break
 		}
+		if last != nil && last.Error() != problem.Error() {
+			before = last
+		}
 		if time.Now().After(deadline) {
 			s.print(lines)
-			require.NoError(s.t, problem, "the system did not come to rest in order")
+			require.NoError(s.t, problem, "the system did not come to rest in order; before that it was: %v", before)
 		}
 		time.Sleep(100 * time.Millisecond)
 	}

@@ -113,6 +113,8 @@ func (s *System) Events(ctx context.Context) (events []Event, err error) {
 	if err != nil {
 		return nil, err
 	}
+	// The server would keep it for five minutes, and no more than a thousand.
+	defer func() { err = errors.Join(err, s.forget(ctx, consumer)) }()
 	for len(events) < total {
 		batch, err := consumer.Fetch(min(500, total-len(events)), jetstream.FetchMaxWait(20*time.Second))
 		if err != nil {
@@ -127,4 +129,13 @@ func (s *System) Events(ctx context.Context) (events []Event, err error) {
 		}
 	}
 	return events, nil
+}
+
+// forget deletes a consumer that has been read.
+func (s *System) forget(ctx context.Context, consumer jetstream.Consumer) error {
+	err := s.JetStream.DeleteConsumer(ctx, event.Stream, consumer.CachedInfo().Name)
+	if errors.Is(err, jetstream.ErrConsumerNotFound) || errors.Is(err, jetstream.ErrStreamNotFound) {
+		return nil
+	}
+	return err
 }
