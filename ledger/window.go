@@ -92,6 +92,15 @@ func (c Counter) Name() string {
 	return name
 }
 
+// CounterState is what a counter has used in the ledger, as of a version that every settlement of it raises. App is "" when all
+// apps share it.
+type CounterState struct {
+	Counter Counter
+	App     string
+	Used    Amounts
+	Version int64
+}
+
 // Rate identifies the state of one rate limit for one subject in Redis.
 type Rate struct {
 	Tier      Tier      `json:"tier"`

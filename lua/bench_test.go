@@ -101,9 +101,9 @@ func BenchmarkSettle(b *testing.B) {
 			return nil
 		}
 		version++
-		var rows []CounterState
+		var rows []ledger.CounterState
 		for _, counter := range c.Counters {
-			rows = append(rows, CounterState{Counter: counter, Used: ledger.Amounts{Requests: version}, Version: version})
+			rows = append(rows, ledger.CounterState{Counter: counter, Used: ledger.Amounts{Requests: version}, Version: version})
 		}
 		r, err := s.Scripts.Settle(b.Context(), "a", rows, nil, endings)
 		if err == nil && r.Ended != settleChunk {
@@ -123,18 +123,18 @@ func BenchmarkWriteBack(b *testing.B) {
 	const n = 8 * settleChunk
 	calls := make([]*ReserveCall, n)
 	unknown, opens, endings := make([]Open, n), make([]Open, n), make([]Ending, n)
-	var rows []CounterState
+	var rows []ledger.CounterState
 	for i := range n {
 		c := writtenBackCall(i % 4)
 		calls[i], unknown[i], opens[i], endings[i] = c, opened(c), opened(c), ending(c, 300)
 		for _, counter := range c.Counters {
 			if i < 4 {
-				rows = append(rows, CounterState{Counter: counter, Used: c.Need})
+				rows = append(rows, ledger.CounterState{Counter: counter, Used: c.Need})
 			}
 		}
 	}
 	least := map[string]time.Duration{}
-	settle := func(what string, rows []CounterState, opens []Open, endings []Ending, want SettleResult) {
+	settle := func(what string, rows []ledger.CounterState, opens []Open, endings []Ending, want SettleResult) {
 		before := s.cpu()
 		got, err := s.Scripts.Settle(b.Context(), "a", rows, opens, endings)
 		took := s.cpu() - before

@@ -22,7 +22,7 @@ const glanceChunk = 500
 
 // Look reads what Redis has of the slot's counters, those that the reservations name included, and whether it knows the
 // reservations. It writes nothing.
-func (s *Scripts) Look(ctx context.Context, slot string, rows []CounterState, open []Open) (*Glance, error) {
+func (s *Scripts) Look(ctx context.Context, slot string, rows []ledger.CounterState, open []Open) (*Glance, error) {
 	g := &Glance{slot: slot, counters: map[string][]any{}, known: map[string]bool{}}
 	states := withHeld(RebuildCall{Slot: slot, Counters: rows, Open: open})
 	if slot == SharedSlot {
@@ -59,7 +59,7 @@ func (s *Scripts) Look(ctx context.Context, slot string, rows []CounterState, op
 // its version, or a newer version than it, or holds less than the reservations do, and a reservation that is unknown. Write-backs
 // do not mend those. The reservations must have been open in the ledger before Look and after it. Without settled, settlements may
 // have gone on meanwhile: then a newer version is no fault, and what is missing may be about to be written.
-func (g *Glance) Lost(rows []CounterState, open []Open, settled bool) (lost int) {
+func (g *Glance) Lost(rows []ledger.CounterState, open []Open, settled bool) (lost int) {
 	for _, state := range withHeld(RebuildCall{Slot: g.slot, Counters: rows, Open: open}) {
 		if fields := g.counters[counterKey(g.slot, &state.Counter)]; wrong(&state.CounterState, fields, settled) || less(fields[4:], state.held) {
 			lost++
@@ -74,7 +74,7 @@ func (g *Glance) Lost(rows []CounterState, open []Open, settled bool) (lost int)
 }
 
 // wrong judges one counter by its version and its used amounts.
-func wrong(row *CounterState, fields []any, settled bool) bool {
+func wrong(row *ledger.CounterState, fields []any, settled bool) bool {
 	used := figuresOf(row.Used)
 	version, _ := fields[0].(string)
 	if version == "" {

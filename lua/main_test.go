@@ -158,10 +158,10 @@ func (s *store) Settle(c ledgertest.Settlement) ledgertest.Settled {
 	return ledgertest.Settled{Applied: r.Applied, Ended: r.Ended, Registered: r.Registered, Negative: r.Negative}
 }
 
-func states(rows []ledgertest.Row) []CounterState {
-	var all []CounterState
+func states(rows []ledgertest.Row) []ledger.CounterState {
+	var all []ledger.CounterState
 	for _, r := range rows {
-		all = append(all, CounterState{Counter: r.Counter, Used: r.Used, Version: r.Version})
+		all = append(all, ledger.CounterState{Counter: r.Counter, Used: r.Used, Version: r.Version})
 	}
 	return all
 }

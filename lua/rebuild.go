@@ -26,7 +26,7 @@ var ErrOvertaken = errors.New("what was written was lost, or another began to re
 type RebuildCall struct {
 	Slot       string // an app, or SharedSlot
 	Generation string
-	Counters   []CounterState
+	Counters   []ledger.CounterState
 	// Open reservations that hold something on the slot's counters. For an app they are its own and are written as records;
 	// for SharedSlot they are those of all apps and only add up to what the shared counters hold.
 	Open []Open
@@ -139,7 +139,7 @@ func (w *rewrite) forgetReservations(ctx context.Context, withShared bool) error
 }
 
 type heldState struct {
-	CounterState
+	ledger.CounterState
 	held ledger.Amounts
 }
 
@@ -163,7 +163,7 @@ func withHeld(c RebuildCall) []heldState {
 			if !ok {
 				place = len(states)
 				index[key] = place
-				states = append(states, heldState{CounterState: CounterState{Counter: counter}})
+				states = append(states, heldState{CounterState: ledger.CounterState{Counter: counter}})
 			}
 			states[place].held = states[place].held.Add(open.Held)
 		}

@@ -43,7 +43,7 @@ func TestRebuildIsInterrupted(t *testing.T) {
 	for what, interrupt := range map[string]func(s *store){
 		"emptied": func(s *store) { require.NoError(t, s.redis.FlushDB(t.Context()).Err()) },
 		"overtaken": func(s *store) {
-			newer := RebuildCall{Slot: "a", Generation: generation, Counters: []CounterState{{Counter: appTotal, Version: 9, Used: ledger.Amounts{Requests: 8}}}}
+			newer := RebuildCall{Slot: "a", Generation: generation, Counters: []ledger.CounterState{{Counter: appTotal, Version: 9, Used: ledger.Amounts{Requests: 8}}}}
 			require.NoError(t, s.Scripts.Rebuild(t.Context(), newer))
 			require.Equal(t, StatusAllowed, s.reserve(fullCall("later")).Status)
 		},
@@ -58,7 +58,7 @@ func TestRebuildIsInterrupted(t *testing.T) {
 			client.AddHook(i)
 			err := New(client).Rebuild(t.Context(), RebuildCall{
 				Slot: "a", Generation: generation, Open: []Open{opened(fullCall("r"))},
-				Counters: []CounterState{{Counter: appTotal, Version: 3, Used: ledger.Amounts{Requests: 7}}},
+				Counters: []ledger.CounterState{{Counter: appTotal, Version: 3, Used: ledger.Amounts{Requests: 7}}},
 			})
 			require.NoError(t, client.Close())
 			if i.left > 0 {

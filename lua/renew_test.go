@@ -15,7 +15,7 @@ func TestRenewLengthensMarkAndCounters(t *testing.T) {
 	s := newStore(t).open("a")
 	ctx := t.Context()
 	counter := ledger.Counter{Tier: ledger.TierApp, Family: "app", Subject: "app:a", Period: ledger.PeriodTotal}
-	rows := []CounterState{{Counter: counter, App: "a", Used: ledger.Amounts{Requests: 3}, Version: 7}}
+	rows := []ledger.CounterState{{Counter: counter, App: "a", Used: ledger.Amounts{Requests: 3}, Version: 7}}
 	_, err := s.Scripts.Settle(ctx, "a", rows, nil, nil)
 	require.NoError(t, err)
 	key := counterKey("a", &counter)

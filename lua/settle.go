@@ -8,14 +8,6 @@ import (
 	"tollgate/ledger"
 )
 
-// CounterState is a budget row of Postgres: what a counter has used, as of a version that every settlement raises.
-type CounterState struct {
-	Counter ledger.Counter
-	App     string // the owner; "" for counters that all apps share
-	Used    ledger.Amounts
-	Version int64
-}
-
 // Open is a reservation that has not ended.
 type Open struct {
 	ReservationID string
@@ -59,7 +51,7 @@ const (
 //
 // When a mark is missing nothing is written. Both slots, the app's and SharedSlot, must then be rebuilt, whichever mark was
 // missing: what the other one holds for these reservations is not taken back any more.
-func (s *Scripts) Settle(ctx context.Context, app string, states []CounterState, opens []Open, endings []Ending) (SettleResult, error) {
+func (s *Scripts) Settle(ctx context.Context, app string, states []ledger.CounterState, opens []Open, endings []Ending) (SettleResult, error) {
 	var total SettleResult
 	for first := true; first || len(states)+len(opens)+len(endings) > 0; first = false {
 		counters := states[:min(stateChunk, len(states))]
@@ -87,7 +79,7 @@ func (s *Scripts) Settle(ctx context.Context, app string, states []CounterState,
 	return total, nil
 }
 
-func (s *Scripts) settleChunk(ctx context.Context, app string, states []CounterState, opens []Open, endings []Ending) (SettleResult, error) {
+func (s *Scripts) settleChunk(ctx context.Context, app string, states []ledger.CounterState, opens []Open, endings []Ending) (SettleResult, error) {
 	c := s.newSettleCall(app)
 	for i := range states {
 		c.state(&states[i])

@@ -87,7 +87,7 @@ func (c *settleCall) addCounter(key string, ttl time.Duration, renewed bool) {
 	c.counterArgs = append(c.counterArgs, 0, 0, 0, 0, ttl.Milliseconds(), flag)
 }
 
-func (c *settleCall) state(s *CounterState) {
+func (c *settleCall) state(s *ledger.CounterState) {
 	place := c.counter(&s.Counter)
 	copy(c.counterArgs[6*(place-1):], []any{s.Version, s.Used.Requests, int64(s.Used.Tokens), int64(s.Used.NanoUSD)})
 }

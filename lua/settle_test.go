@@ -125,7 +125,7 @@ func TestSettleOfManyGoesInChunks(t *testing.T) {
 		endings = append(endings, ending(c, 10))
 	}
 	used := ledger.Amounts{Requests: 9}
-	r, err := s.Scripts.Settle(t.Context(), "a", []CounterState{{Counter: appTotal, Used: used, Version: 1}}, opens, nil)
+	r, err := s.Scripts.Settle(t.Context(), "a", []ledger.CounterState{{Counter: appTotal, Used: used, Version: 1}}, opens, nil)
 	require.NoError(t, err)
 	require.Equal(t, SettleResult{Applied: true, Registered: 3*settleChunk + 1}, r)
 	held, err := s.redis.HMGet(t.Context(), counterKey("a", &appTotal), "used_requests", "held_requests", "held_nanousd").Result()
@@ -163,7 +163,7 @@ func TestSettleDoesNothingWithoutAMark(t *testing.T) {
 		require.NoError(t, s.redis.Del(t.Context(), markKey(slot)).Err())
 		require.Equal(t, StatusRebuild, s.reserve(fullCall("other")).Status)
 		before := s.dump()
-		r, err := s.Scripts.Settle(t.Context(), "a", []CounterState{{Counter: appTotal, Version: 9}},
+		r, err := s.Scripts.Settle(t.Context(), "a", []ledger.CounterState{{Counter: appTotal, Version: 9}},
 			[]Open{opened(fullCall("other"))}, []Ending{ending(c, 1)})
 		require.NoError(t, err)
 		require.Equal(t, SettleResult{}, r)
@@ -251,7 +251,7 @@ func TestRebuildOfMany(t *testing.T) {
 		c := fullCall(fmt.Sprint(i))
 		c.Counters = []ledger.Counter{appTotal, own, planTotal}
 		call.Open = append(call.Open, opened(c))
-		call.Counters = append(call.Counters, CounterState{Counter: own, Used: ledger.Amounts{Tokens: 5}, Version: 3})
+		call.Counters = append(call.Counters, ledger.CounterState{Counter: own, Used: ledger.Amounts{Tokens: 5}, Version: 3})
 	}
 	for range 2 {
 		require.NoError(t, s.Scripts.Rebuild(t.Context(), call), "a second time changes nothing")

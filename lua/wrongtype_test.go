@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"tollgate/ledger"
 )
 
 // stateKeys are all keys that fullCall reads or writes, marks left out, with the type each has.
@@ -66,7 +68,7 @@ func TestKeysOfAWrongTypeAreErrorsAndNothingIsWritten(t *testing.T) {
 					require.False(t, Unknown(err))
 					require.Equal(t, before, s.dump())
 
-					_, err = s.Scripts.Settle(t.Context(), "a", []CounterState{{Counter: appTotal, Version: 9}},
+					_, err = s.Scripts.Settle(t.Context(), "a", []ledger.CounterState{{Counter: appTotal, Version: 9}},
 						[]Open{opened(fullCall("open"))}, []Ending{ending(fullCall("first"), 3), ending(fullCall("r"), 3)})
 					if strings.Contains(key, ":log:requests:") {
 						require.NoError(t, err, "a settlement has nothing to do with it")
@@ -110,7 +112,7 @@ func TestRebuildOverAKeyOfAWrongType(t *testing.T) {
 		s := newStore(t).open("a")
 		s.spoil(key, "list")
 		err := s.Scripts.Rebuild(t.Context(), RebuildCall{
-			Slot: "a", Generation: generation, Counters: []CounterState{{Counter: appTotal, Version: 3}}, Open: []Open{opened(fullCall("r"))},
+			Slot: "a", Generation: generation, Counters: []ledger.CounterState{{Counter: appTotal, Version: 3}}, Open: []Open{opened(fullCall("r"))},
 		})
 		require.ErrorContains(t, err, "WRONGTYPE")
 		require.Equal(t, StatusRebuild, s.reserve(fullCall("r")).Status)

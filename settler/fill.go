@@ -7,10 +7,9 @@ import (
 
 	"github.com/nats-io/nats.go"
 
+	"tollgate/ledger"
 	"tollgate/ledger/event"
-	"tollgate/ledger/pg"
 	"tollgate/lua"
-	"tollgate/settler/rebuild"
 )
 
 // serveFills fills budgets that gateways are about to judge by.
@@ -54,7 +53,7 @@ func (s *Settler) fill(ctx context.Context, data []byte) error {
 	if err != nil {
 		return err
 	}
-	byApp := map[string][]pg.CounterState{}
+	byApp := map[string][]ledger.CounterState{}
 	for _, state := range states {
 		byApp[state.App] = append(byApp[state.App], state)
 	}
@@ -63,7 +62,7 @@ func (s *Settler) fill(ctx context.Context, data []byte) error {
 			app = lua.SharedSlot
 		}
 		// Where the slot has no mark nothing is written: it will be rebuilt from the same rows before it is judged by.
-		if _, err := s.scripts.Settle(ctx, app, rebuild.CounterStates(states), nil, nil); err != nil {
+		if _, err := s.scripts.Settle(ctx, app, states, nil, nil); err != nil {
 			return fmt.Errorf("write filled budgets: %w", err)
 		}
 	}

@@ -10,7 +10,6 @@ import (
 
 	"tollgate/ledger/pg"
 	"tollgate/lua"
-	"tollgate/settler/rebuild"
 )
 
 const (
@@ -48,7 +47,7 @@ func (s *Settler) settleApp(ctx context.Context, w pg.WriteBack) error {
 		endings[i] = lua.Ending{ReservationID: r.ID, Counters: r.Counters, Rates: r.RateNames(), Held: r.Held, Spent: e.Spent}
 	}
 	start := time.Now()
-	result, err := s.scripts.Settle(ctx, w.App, rebuild.CounterStates(w.Counters), opens, endings)
+	result, err := s.scripts.Settle(ctx, w.App, w.Counters, opens, endings)
 	s.metrics.settle.Observe(time.Since(start).Seconds())
 	if err != nil {
 		s.metrics.redisDown.Set(1)
@@ -146,12 +145,8 @@ func (s *Settler) refresh(ctx context.Context, app string) error {
 	}
 	defer session.Close(ctx)
 	w := pg.WriteBack{App: app}
-	for _, owner := range []string{"", app} {
-		budgets, err := session.LiveBudgets(ctx, owner, s.now())
-		if err != nil {
-			return err
-		}
-		w.Counters = append(w.Counters, budgets...)
+	if w.Counters, err = session.LiveBudgets(ctx, s.now(), "", app); err != nil {
+		return err
 	}
 	if w.Opens, err = session.OpenReservations(ctx, app); err != nil {
 		return err
@@ -159,5 +154,5 @@ func (s *Settler) refresh(ctx context.Context, app string) error {
 	if err := s.settleApp(ctx, w); err != nil {
 		return err
 	}
-	return s.sweep.EndFinished(ctx, app)
+	return s.sweep.EndFinished(ctx, session, app)
 }

@@ -23,9 +23,9 @@ func TestWriteBackOfManyBudgetsIsCut(t *testing.T) {
 	for _, slot := range []string{lua.SharedSlot, app} {
 		require.NoError(t, scripts.Rebuild(t.Context(), lua.RebuildCall{Slot: slot, Generation: "1"}))
 	}
-	states := make([]lua.CounterState, 2000)
+	states := make([]ledger.CounterState, 2000)
 	for i := range states {
-		states[i] = lua.CounterState{
+		states[i] = ledger.CounterState{
 			Counter: ledger.Counter{Tier: ledger.TierUser, Family: "user", Subject: fmt.Sprintf("user:%s/%d", app, i), Period: ledger.PeriodTotal},
 			App:     app, Used: ledger.Amounts{Requests: 1, Tokens: 10, NanoUSD: ledger.NanoUSD(i + 1)}, Version: 1,
 		}

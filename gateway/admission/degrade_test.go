@@ -229,7 +229,7 @@ limits:
 	v := w.reserve(ask())
 	require.Nil(t, v.Refusal)
 	res := v.Reservation
-	_, err := w.scripts.Settle(t.Context(), app, []lua.CounterState{{Counter: res.Counters[0], App: app, Used: ledger.Amounts{Requests: 1}, Version: 1}}, nil,
+	_, err := w.scripts.Settle(t.Context(), app, []ledger.CounterState{{Counter: res.Counters[0], App: app, Used: ledger.Amounts{Requests: 1}, Version: 1}}, nil,
 		[]lua.Ending{{ReservationID: res.ID, Counters: res.Counters, Held: res.Held, Spent: ledger.Amounts{Requests: 1}}})
 	require.NoError(t, err)
 	require.Equal(t, ledger.ReasonAppQuota, w.reserve(ask()).Refusal.Reason)

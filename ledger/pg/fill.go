@@ -306,7 +306,7 @@ func familyArgs(list []knownFamily) []any {
 
 // FilledBudgets are the budgets of the request's families of which Redis has not been told, as far as their windows are not
 // over at now.
-func (s *Session) FilledBudgets(ctx context.Context, fill *event.Fill, now time.Time) ([]CounterState, error) {
+func (s *Session) FilledBudgets(ctx context.Context, fill *event.Fill, now time.Time) ([]ledger.CounterState, error) {
 	wanted, err := wantedFamilies(fill)
 	if err != nil {
 		return nil, err

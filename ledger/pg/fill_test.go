@@ -26,7 +26,7 @@ func fillOf(zone string, families ...event.FillFamily) *event.Fill {
 }
 
 // fill does what a settler does on a request: it looks first, then fills, and answers what Redis must learn.
-func fill(ctx context.Context, store *pg.Store, f *event.Fill, now time.Time) ([]pg.CounterState, error) {
+func fill(ctx context.Context, store *pg.Store, f *event.Fill, now time.Time) ([]ledger.CounterState, error) {
 	session, err := store.Settling(ctx)
 	if err != nil {
 		return nil, err
@@ -50,7 +50,7 @@ func fill(ctx context.Context, store *pg.Store, f *event.Fill, now time.Time) ([
 	return states, session.FillWritten(ctx, f)
 }
 
-func mustFill(t require.TestingT, store *pg.Store, f *event.Fill, now time.Time) []pg.CounterState {
+func mustFill(t require.TestingT, store *pg.Store, f *event.Fill, now time.Time) []ledger.CounterState {
 	states, err := fill(context.Background(), store, f, now)
 	require.NoError(t, err)
 	return states
@@ -96,14 +96,14 @@ func TestFillAddsWhatWasUsedBefore(t *testing.T) {
 	requireVerified(t, store, "I3 reservations-end")
 }
 
-func stateOf(t require.TestingT, result pg.Result, subject string) pg.CounterState {
+func stateOf(t require.TestingT, result pg.Result, subject string) ledger.CounterState {
 	for _, c := range result.WriteBacks[0].Counters {
 		if c.Counter.Subject == subject {
 			return c
 		}
 	}
 	require.Fail(t, "no state of "+subject)
-	return pg.CounterState{}
+	return ledger.CounterState{}
 }
 
 // TestFillOfNamedCounters: a policy may be in force before its families are known, and what its requests have used stands in

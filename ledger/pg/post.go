@@ -43,17 +43,9 @@ type Result struct {
 // number of times and in any order with others.
 type WriteBack struct {
 	App      string
-	Counters []CounterState
+	Counters []ledger.CounterState
 	Opens    []OpenReservation
 	Endings  []Ending
-}
-
-// CounterState is the absolute state of one budget. App is "" when all apps share it. Version rises with every change.
-type CounterState struct {
-	Counter ledger.Counter
-	App     string
-	Used    ledger.Amounts
-	Version int64
 }
 
 // OpenReservation is a reservation that is pending.
@@ -284,7 +276,7 @@ func (p *posting) writeBacks() []WriteBack {
 	for app, w := range byApp {
 		for _, b := range slices.SortedFunc(maps.Keys(budgets[app]), (*budgetDelta).compare) {
 			if b.version > 0 {
-				w.Counters = append(w.Counters, CounterState{Counter: b.counter, App: b.key.app, Used: b.used, Version: b.version})
+				w.Counters = append(w.Counters, ledger.CounterState{Counter: b.counter, App: b.key.app, Used: b.used, Version: b.version})
 			}
 		}
 		result = append(result, *w)

@@ -35,23 +35,23 @@ func (s *Store) Empty(ctx context.Context) (bool, error) {
 	return empty, nil
 }
 
-// LiveBudgets reads the budgets of one app ("" for the shared ones) whose window is not over at now. For a rebuild of Redis
-// it is called on the session that excludes settlements.
-func (s *Session) LiveBudgets(ctx context.Context, app string, now time.Time) ([]CounterState, error) {
+// LiveBudgets reads the budgets of the owners, apps or "" for the shared ones, whose window is not over at now. For a rebuild of
+// Redis it is called on the session that excludes settlements.
+func (s *Session) LiveBudgets(ctx context.Context, now time.Time, owners ...string) ([]ledger.CounterState, error) {
 	const query = `
 SELECT ` + counterColumns + `
 FROM budgets
-WHERE app = $1 AND (window_end IS NULL OR window_end > $2)
-ORDER BY subject, period, window_start`
-	states, err := s.counterStates(ctx, query, app, now)
+WHERE app = ANY($1) AND (window_end IS NULL OR window_end > $2)
+ORDER BY app, subject, period, window_start`
+	states, err := s.counterStates(ctx, query, owners, now)
 	if err != nil {
-		return nil, fmt.Errorf("read budgets of %q: %w", app, err)
+		return nil, fmt.Errorf("read budgets of %q: %w", owners, err)
 	}
 	return states, nil
 }
 
 // AllLiveBudgets is LiveBudgets of every app and the shared ones.
-func (s *Session) AllLiveBudgets(ctx context.Context, now time.Time) ([]CounterState, error) {
+func (s *Session) AllLiveBudgets(ctx context.Context, now time.Time) ([]ledger.CounterState, error) {
 	const query = `
 SELECT ` + counterColumns + `
 FROM budgets
@@ -67,12 +67,12 @@ ORDER BY app, subject, period, window_start`
 const counterColumns = `app, tier, family, subject, period, window_start, window_end, requests, tokens, nanousd, version`
 
 // counterStates runs a query that gives counterColumns.
-func (s *Session) counterStates(ctx context.Context, query string, args ...any) ([]CounterState, error) {
+func (s *Session) counterStates(ctx context.Context, query string, args ...any) ([]ledger.CounterState, error) {
 	rows, err := s.conn.Query(ctx, query, args...)
 	if err != nil {
 		return nil, err
 	}
-	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (c CounterState, err error) {
+	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (c ledger.CounterState, err error) {
 		var start time.Time
 		var end *time.Time
 		err = row.Scan(&c.App, &c.Counter.Tier, &c.Counter.Family, &c.Counter.Subject, &c.Counter.Period, &start, &end,

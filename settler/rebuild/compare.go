@@ -40,7 +40,7 @@ func (r *Rebuilder) compare(ctx context.Context, session *pg.Session, slot strin
 	if err != nil {
 		return 0, err
 	}
-	counters, open := CounterStates(s.budgets), opens(s.open)
+	counters, open := s.budgets, opens(s.open)
 	glance, err := r.Scripts.Look(ctx, slot, counters, open)
 	if err != nil {
 		return 0, err
@@ -91,13 +91,4 @@ func opens(reservations []pg.OpenReservation) []lua.Open {
 		}
 	}
 	return open
-}
-
-// CounterStates says what Postgres knows of budgets as the scripts take it.
-func CounterStates(budgets []pg.CounterState) []lua.CounterState {
-	states := make([]lua.CounterState, len(budgets))
-	for i, b := range budgets {
-		states[i] = lua.CounterState(b)
-	}
-	return states
 }

@@ -6,6 +6,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"tollgate/ledger"
 	"tollgate/ledger/event"
 	"tollgate/ledger/pg"
 	"tollgate/lua"
@@ -120,7 +121,7 @@ func (r *Rebuilder) writeAll(ctx context.Context, session *pg.Session, generatio
 
 // slotState is what Postgres knows of a slot.
 type slotState struct {
-	budgets []pg.CounterState
+	budgets []ledger.CounterState
 	open    []pg.OpenReservation // for the shared slot those of all apps
 }
 
@@ -133,7 +134,7 @@ func owner(slot string) string {
 }
 
 func (r *Rebuilder) read(ctx context.Context, session *pg.Session, slot string) (s slotState, err error) {
-	if s.budgets, err = session.LiveBudgets(ctx, owner(slot), r.Now()); err != nil {
+	if s.budgets, err = session.LiveBudgets(ctx, r.Now(), owner(slot)); err != nil {
 		return s, err
 	}
 	s.open, err = session.OpenReservations(ctx, owner(slot))
@@ -171,7 +172,7 @@ func (r *Rebuilder) readAll(ctx context.Context, session *pg.Session) (map[strin
 // write replaces one slot by what Postgres has of it; all says that every slot is written, the shared one last.
 func (r *Rebuilder) write(ctx context.Context, slot, generation string, s slotState, rates *rates, all bool) error {
 	return r.Scripts.Rebuild(ctx, lua.RebuildCall{
-		Slot: slot, Generation: generation, WithShared: all, ChargedSince: rates.since, Counters: CounterStates(s.budgets), Open: opens(s.open),
+		Slot: slot, Generation: generation, WithShared: all, ChargedSince: rates.since, Counters: s.budgets, Open: opens(s.open),
 		Charges: rates.bySlot[slot],
 		Active:  len(s.open) > 0 || len(rates.bySlot[slot]) > 0 || rates.cut,
 	})

@@ -5,6 +5,9 @@
 // given back in Redis. Both can only be told when nothing is on its way any more: every live gateway has brought what it
 // recorded to the stream, and that is settled. Only then is anything ended; while NATS is away, nothing is.
 //
+// What Postgres knows as ended and Redis still holds was not written back, or not yet. It is given back once Redis has what the
+// budgets used.
+//
 // # Not guaranteed
 //
 // What a gateway holds back in its outbox while it is dead, or cut off from NATS for longer than its presence lasts, is not waited
@@ -28,6 +31,9 @@ import (
 
 // Producer is the producer of every Expired event, whichever settler published it.
 const Producer = "settler"
+
+// skew is for how long gateways with a slower clock may judge by a window that is over here.
+const skew = time.Minute
 
 // limit bounds what one look ends, per look in Postgres and per app in Redis.
 const limit = 500
@@ -123,41 +129,88 @@ func (s *Sweeper) forget(ctx context.Context, before time.Time) error {
 		return err
 	}
 	for _, app := range apps {
-		if err := s.end(ctx, app, before, true); err != nil {
+		finished, unknown, err := s.notPending(ctx, app, before)
+		if err != nil {
+			return err
+		}
+		if err := s.forgetFinished(ctx, app, finished); err != nil {
+			return err
+		}
+		for _, o := range unknown {
+			if err := s.scripts.EndOverdue(ctx, app, o); err != nil {
+				return err
+			}
+			s.log.Warn("reservation was never recorded, given back", "app", app, "reservation", o.ReservationID)
+		}
+	}
+	return nil
+}
+
+func (s *Sweeper) forgetFinished(ctx context.Context, app string, finished []lua.Overdue) error {
+	if len(finished) == 0 {
+		return nil
+	}
+	session, err := s.store.Settling(ctx)
+	if err != nil {
+		return err
+	}
+	defer session.Close(ctx)
+	return s.endFinished(ctx, session, app, finished)
+}
+
+// EndFinished gives back in Redis what the app holds there for reservations that Postgres knows as ended, overdue or not.
+func (s *Sweeper) EndFinished(ctx context.Context, session *pg.Session, app string) error {
+	finished, _, err := s.notPending(ctx, app, s.now().AddDate(1, 0, 0))
+	if err != nil {
+		return err
+	}
+	return s.endFinished(ctx, session, app, finished)
+}
+
+// endFinished writes what the app's budgets have used before it gives back what has ended: the settler that committed the end
+// may not have written it yet, and what counted neither as used nor as held would be admitted once more. So the budgets are read
+// after the ends are known.
+func (s *Sweeper) endFinished(ctx context.Context, session *pg.Session, app string, finished []lua.Overdue) error {
+	if len(finished) == 0 {
+		return nil
+	}
+	budgets, err := session.LiveBudgets(ctx, s.now().Add(-skew), "", app)
+	if err != nil {
+		return err
+	}
+	if written, err := s.scripts.Settle(ctx, app, budgets, nil, nil); err != nil || !written.Applied {
+		return err // without a mark nobody judges, and a rebuild reads the same rows
+	}
+	for _, o := range finished {
+		if err := s.scripts.EndOverdue(ctx, app, o); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// EndFinished gives back in Redis what the app holds there for reservations that Postgres knows as ended, overdue or not.
-func (s *Sweeper) EndFinished(ctx context.Context, app string) error {
-	return s.end(ctx, app, s.now().AddDate(1, 0, 0), false)
-}
-
-func (s *Sweeper) end(ctx context.Context, app string, before time.Time, unknownToo bool) error {
+// notPending is what the app holds in Redis, due before the instant, and no longer in Postgres, or not at all.
+func (s *Sweeper) notPending(ctx context.Context, app string, before time.Time) (finished, unknown []lua.Overdue, err error) {
 	held, err := s.scripts.Overdue(ctx, app, before, limit)
 	if err != nil || len(held) == 0 {
-		return err
+		return nil, nil, err
 	}
 	ids := make([]string, len(held))
 	for i, o := range held {
 		ids[i] = o.ReservationID
 	}
-	pending, unknown, err := s.store.Pending(ctx, ids)
+	pendingIDs, unknownIDs, err := s.store.Pending(ctx, ids)
 	if err != nil {
-		return err
+		return nil, nil, err
 	}
 	for _, o := range held {
-		if slices.Contains(pending, o.ReservationID) || !unknownToo && slices.Contains(unknown, o.ReservationID) {
-			continue
-		}
-		if err := s.scripts.EndOverdue(ctx, app, o); err != nil {
-			return err
-		}
-		if slices.Contains(unknown, o.ReservationID) {
-			s.log.Warn("reservation was never recorded, given back", "app", app, "reservation", o.ReservationID)
+		switch {
+		case slices.Contains(pendingIDs, o.ReservationID):
+		case slices.Contains(unknownIDs, o.ReservationID):
+			unknown = append(unknown, o)
+		default:
+			finished = append(finished, o)
 		}
 	}
-	return nil
+	return finished, unknown, nil
 }
