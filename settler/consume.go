@@ -194,13 +194,19 @@ func (s *Settler) awaitSettled(ctx context.Context) error {
 			return fmt.Errorf("consumer's position: %w", err)
 		}
 		info := consumer.CachedInfo()
-		if info.AckFloor.Stream >= end || info.NumPending == 0 && info.NumAckPending == 0 {
+		if settledThrough(info, end) {
 			return nil
 		}
 		if err := sleep(ctx, 20*time.Millisecond); err != nil {
 			return fmt.Errorf("settle up to %d, at %d: %w", end, info.AckFloor.Stream, context.Cause(ctx))
 		}
 	}
+}
+
+// settledThrough tells whether all that the stream holds up to the sequence is settled. How many messages wait is not asked: the
+// server may count one only a moment after it has acknowledged its publication.
+func settledThrough(info *jetstream.ConsumerInfo, end uint64) bool {
+	return info.AckFloor.Stream >= end || info.Delivered.Stream >= end && info.NumAckPending == 0
 }
 
 // measureLag keeps the metric of the lag.

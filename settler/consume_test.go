@@ -49,3 +49,19 @@ func TestWorkerOf(t *testing.T) {
 		require.Less(t, s.workerOf([]byte(junk)), workers)
 	}
 }
+
+// The server counts a message as waiting a moment after it has acknowledged its publication: until it is delivered, no figure of
+// the consumer but where it stands tells that anything is on its way.
+func TestWhatWasJustPublishedIsNotSettled(t *testing.T) {
+	t.Parallel()
+	at := func(delivered, acknowledged uint64, out int) *jetstream.ConsumerInfo {
+		return &jetstream.ConsumerInfo{
+			Delivered: jetstream.SequenceInfo{Stream: delivered}, AckFloor: jetstream.SequenceInfo{Stream: acknowledged}, NumAckPending: out,
+		}
+	}
+	require.False(t, settledThrough(at(4, 4, 0), 5), "not yet counted")
+	require.False(t, settledThrough(at(5, 4, 1), 5), "delivered")
+	require.True(t, settledThrough(at(5, 5, 0), 5))
+	require.True(t, settledThrough(at(9, 6, 2), 5), "what is out came later")
+	require.True(t, settledThrough(at(5, 3, 0), 5), "the last of them were deleted")
+}

@@ -4,12 +4,10 @@ import (
 	"context"
 	"fmt"
 	"strconv"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
-	"github.com/nats-io/nats.go/jetstream"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sync/errgroup"
 
@@ -26,18 +24,6 @@ func TestRedisEmptiedUnderLoad(t *testing.T) {
 	w.settle()
 	w.settle()
 	const clients, requests = 4, 60
-	var mu sync.Mutex // guards the numbering of events
-	publish := func(ctx context.Context, kind event.Kind, r event.Reservation) error {
-		mu.Lock()
-		e := w.event(kind, r)
-		mu.Unlock()
-		body, err := e.Encode()
-		if err != nil {
-			return err
-		}
-		_, err = w.js.Publish(ctx, e.Subject(), body, jetstream.WithMsgID(e.ID))
-		return err
-	}
 	var admitted atomic.Int64
 	group, ctx := errgroup.WithContext(t.Context())
 	for range clients {
@@ -49,7 +35,7 @@ func TestRedisEmptiedUnderLoad(t *testing.T) {
 				}
 				admitted.Add(1)
 				for _, kind := range []event.Kind{event.KindReserved, event.KindUsed} {
-					if err := publish(ctx, kind, r); err != nil {
+					if err := w.record(ctx, kind, r); err != nil {
 						return err
 					}
 				}

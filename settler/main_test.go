@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"sync"
 	"testing"
 	"time"
 
@@ -53,6 +54,7 @@ type world struct {
 	storeDir    string       // of nats
 	nc          *nats.Conn
 	js          jetstream.JetStream
+	numbering   sync.Mutex // guards the sequence where requests run beside each other
 	sequence    uint64
 	metrics     *prometheus.Registry
 }
@@ -208,6 +210,8 @@ func (w *world) awaitRedis(used, held int64) {
 }
 
 func (w *world) event(kind event.Kind, r event.Reservation) *event.Event {
+	w.numbering.Lock()
+	defer w.numbering.Unlock()
 	w.sequence++
 	e := &event.Event{
 		V: event.Version, ID: event.ID(r.ID, kind), Kind: kind, App: app, OccurredAt: time.Now().UTC(), Producer: "gw-1", Sequence: w.sequence, Reservation: &r,
@@ -231,6 +235,17 @@ func (w *world) publish(events ...*event.Event) {
 		require.NoError(w, err)
 		w.send(e.Subject(), e.ID, body)
 	}
+}
+
+// record publishes an event of the reservation. It is safe for concurrent use.
+func (w *world) record(ctx context.Context, kind event.Kind, r event.Reservation) error {
+	e := w.event(kind, r)
+	body, err := e.Encode()
+	if err != nil {
+		return err
+	}
+	_, err = w.js.Publish(ctx, e.Subject(), body, jetstream.WithMsgID(e.ID))
+	return err
 }
 
 // send publishes until the stream has the message: it may be away for a while.
@@ -299,19 +314,30 @@ func (w *world) awaitState(id, want string) {
 	})
 }
 
-// awaitSettled waits until nothing is left on the stream: an ending may be settled before its opening.
+// awaitSettled waits until what is on the stream is settled, all of it: an ending may be settled before its opening.
 func (w *world) awaitSettled() {
 	w.Helper()
-	w.eventually(func() error {
-		consumer, err := w.js.Consumer(context.Background(), event.Stream, "settler")
-		if err != nil {
-			return err
-		}
-		if info := consumer.CachedInfo(); info.NumAckPending+int(info.NumPending) > 0 {
-			return fmt.Errorf("%d messages are out and %d wait", info.NumAckPending, info.NumPending)
-		}
-		return nil
-	})
+	end := w.end()
+	w.eventually(func() error { return w.settledThrough(end) })
+}
+
+// end is the sequence of the last message on the stream.
+func (w *world) end() uint64 {
+	w.Helper()
+	stream, err := w.js.Stream(context.Background(), event.Stream)
+	require.NoError(w, err)
+	return stream.CachedInfo().State.LastSeq
+}
+
+func (w *world) settledThrough(end uint64) error {
+	consumer, err := w.js.Consumer(context.Background(), event.Stream, "settler")
+	if err != nil {
+		return err
+	}
+	if floor := consumer.CachedInfo().AckFloor.Stream; floor < end {
+		return fmt.Errorf("settled up to %d of %d", floor, end)
+	}
+	return nil
 }
 
 // requireVerified wants every invariant to hold, save one, once all that was published is settled.
