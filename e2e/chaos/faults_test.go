@@ -193,6 +193,12 @@ var faults = []fault{
 	linked("postgres slow", system.LinkPostgres, slow, quick),
 	isolated("a gateway's way to redis black", system.LinkRedis),
 	isolated("a gateway's way to nats black", system.LinkNATS),
+	{
+		// What a settler has committed is long in coming to Redis, while the others see it in Postgres.
+		name: "a settler's way to redis slow", on: onLinks,
+		begin: func(r *run, whom int) { settler(r, whom).Links[system.LinkRedis].SetLatency(150 * time.Millisecond) },
+		end:   func(r *run, whom int) { quick(settler(r, whom).Links[system.LinkRedis]) },
+	},
 }
 
 // deleteKeys deletes keys by pattern, at most so many; 0 is all.

@@ -90,6 +90,10 @@ func (r *run) call(i int) system.Answer {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, time.Duration(1+d.IntN(40))*time.Millisecond)
 		defer cancel()
+	case 3:
+		if d.IntN(3) == 0 { // its outcome comes when its reservation is overdue
+			q.Header["X-Sim-Latency"] = fmt.Sprint(r.plan.ttl + 200*time.Millisecond)
+		}
 	}
 	a := r.Send(ctx, r.Gateways[d.IntN(len(r.Gateways))].URL, q)
 	if q.Key == secrets[spent][0] && a.Status == http.StatusTooManyRequests {
