@@ -97,20 +97,23 @@ func (s *spell) registered(opens []lua.Open) {
 
 // register has Redis hold what was admitted without it, without judging it: the next decisions must see it. What has ended
 // meanwhile and is settled, Redis knows as ended. An app whose keys are broken must not keep the others from being judged: what
-// it was admitted is given up, and counts when it is settled.
+// it was admitted is given up, and counts when it is settled. Where a mark is missing Redis is told again later: the rebuild may
+// have read the ledger before this came there.
 func (a *Admission) register(ctx context.Context) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, registerTimeout, errors.New("register: Redis did not answer in time"))
 	defer cancel()
 	for app, opens := range a.spell.open() {
-		_, err := a.scripts.Settle(ctx, app, nil, opens, nil)
+		told, err := a.scripts.Settle(ctx, app, nil, opens, nil)
 		switch {
+		case err == nil && !told.Applied:
+			continue
 		case err == nil:
 		case lua.Outage(err):
 			return fmt.Errorf("register what was admitted without Redis: %w", err)
 		default:
 			a.log.Error("redis cannot be told what was admitted without it", "app", app, "reservations", len(opens), "error", err)
 		}
-		a.spell.registered(opens) // or not applied: a mark is missing, and the rebuild reads them from the ledger
+		a.spell.registered(opens)
 	}
 	return nil
 }
