@@ -14,10 +14,6 @@ import (
 	"tollgate/ledger/policy"
 )
 
-// fillSkew is by how much the clocks of settlers and Redis may differ: so close to the turn of a window, the one before is
-// filled too.
-const fillSkew = time.Minute
-
 // wantedFamilies reads the families of a request, each once. It errors when one of them cannot be filled.
 func wantedFamilies(fill *event.Fill) ([]knownFamily, error) {
 	var wanted []knownFamily
@@ -96,7 +92,7 @@ func fillFamilies(ctx context.Context, tx pgx.Tx, wanted []knownFamily, now time
 	}
 	var work []filling
 	for _, f := range wanted {
-		start := orEpoch(f.calendar.Window(f.period, now.Add(-fillSkew)).Start)
+		start := orEpoch(f.calendar.Window(f.period, now.Add(-clockSkew)).Start)
 		last := lastOf(rows, &f)
 		f.since, f.until = start, now.Add(event.FillFor).Truncate(time.Microsecond)
 		switch {
@@ -329,7 +325,7 @@ SELECT ` + counterColumns + `
 FROM budgets
 WHERE (family, period) IN (SELECT * FROM unnest($1::text[], $2::text[])) AND (window_end IS NULL OR window_end > $3)
 ORDER BY app, subject, period, window_start`
-	states, err := s.counterStates(ctx, query, texts, periods, now.Add(-fillSkew))
+	states, err := s.counterStates(ctx, query, texts, periods, now.Add(-clockSkew))
 	if err != nil {
 		return nil, fmt.Errorf("read filled budgets: %w", err)
 	}

@@ -35,15 +35,19 @@ func (s *Store) Empty(ctx context.Context) (bool, error) {
 	return empty, nil
 }
 
-// LiveBudgets reads the budgets of the owners, apps or "" for the shared ones, whose window is not over at now. For a rebuild of
-// Redis it is called on the session that excludes settlements.
+// clockSkew is by how much the clocks of settlers and Redis may differ: so close to the turn of a window, the one before is still
+// judged by.
+const clockSkew = time.Minute
+
+// LiveBudgets reads the budgets of the owners, apps or "" for the shared ones, whose window is not over at now by
+// any clock. For a rebuild of Redis it is called on the session that excludes settlements.
 func (s *Session) LiveBudgets(ctx context.Context, now time.Time, owners ...string) ([]ledger.CounterState, error) {
 	const query = `
 SELECT ` + counterColumns + `
 FROM budgets
 WHERE app = ANY($1) AND (window_end IS NULL OR window_end > $2)
 ORDER BY app, subject, period, window_start`
-	states, err := s.counterStates(ctx, query, owners, now)
+	states, err := s.counterStates(ctx, query, owners, now.Add(-clockSkew))
 	if err != nil {
 		return nil, fmt.Errorf("read budgets of %q: %w", owners, err)
 	}
@@ -57,7 +61,7 @@ SELECT ` + counterColumns + `
 FROM budgets
 WHERE window_end IS NULL OR window_end > $1
 ORDER BY app, subject, period, window_start`
-	states, err := s.counterStates(ctx, query, now)
+	states, err := s.counterStates(ctx, query, now.Add(-clockSkew))
 	if err != nil {
 		return nil, fmt.Errorf("read budgets of all: %w", err)
 	}

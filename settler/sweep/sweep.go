@@ -32,9 +32,6 @@ import (
 // Producer is the producer of every Expired event, whichever settler published it.
 const Producer = "settler"
 
-// skew is for how long gateways with a slower clock may judge by a window that is over here.
-const skew = time.Minute
-
 // limit bounds what one look ends, per look in Postgres and per app in Redis.
 const limit = 500
 
@@ -174,7 +171,7 @@ func (s *Sweeper) endFinished(ctx context.Context, session *pg.Session, app stri
 	if len(finished) == 0 {
 		return nil
 	}
-	budgets, err := session.LiveBudgets(ctx, s.now().Add(-skew), "", app)
+	budgets, err := session.LiveBudgets(ctx, s.now(), "", app)
 	if err != nil {
 		return err
 	}
