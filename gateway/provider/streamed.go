@@ -116,6 +116,7 @@ func (t *tally) sayDelta(choice int64, delta gjson.Result) {
 		case "tool_calls":
 			value.ForEach(func(_, call gjson.Result) bool {
 				t.sayCall(choice, call.Get("function"))
+				t.sayCall(choice, call.Get("custom"))
 				return true
 			})
 		}
@@ -139,7 +140,9 @@ func (t *tally) sayParts(choice int64, content gjson.Result) {
 	})
 }
 
-func (t *tally) sayCall(choice int64, function gjson.Result) {
-	t.add(choice, function.Get("name").Str)
-	t.add(choice, function.Get("arguments").Str)
+// sayCall counts a call of a function, or of a tool of the caller's own that takes a text.
+func (t *tally) sayCall(choice int64, called gjson.Result) {
+	for _, part := range []string{"name", "arguments", "input"} {
+		t.add(choice, called.Get(part).Str)
+	}
 }

@@ -82,6 +82,7 @@ func TestStreamedCountsEveryPart(t *testing.T) {
 		"its details":    {`{"content":"","reasoning":null,"reasoning_details":[{"type":"reasoning.text","text":"` + words + `"},{"type":"reasoning.summary","summary":" five"},{"type":"reasoning.encrypted","data":"AAAA"}]}`, 5},
 		"said twice":     {`{"reasoning":"` + words + `","reasoning_details":[{"type":"reasoning.text","text":"` + words + `"}]}`, 4},
 		"tool call":      {`{"tool_calls":[{"index":0,"function":{"name":" five","arguments":"` + words + `"}}]}`, 5},
+		"own tool":       {`{"tool_calls":[{"index":0,"type":"custom","custom":{"name":" five","input":"` + words + `"}}]}`, 5},
 		"function call":  {`{"function_call":{"arguments":"` + words + `"}}`, 4},
 		"transcript":     {`{"audio":{"data":"AAAA","transcript":"` + words + `"}}`, 4},
 		"list of parts":  {`{"content":[{"type":"thinking","thinking":[{"type":"text","text":"` + words + `"}]},{"type":"text","text":" five"}]}`, 5},
