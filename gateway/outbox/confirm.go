@@ -55,16 +55,27 @@ func (o *Outbox) Confirm(c event.Confirmation) {
 	mark, late := o.confirmed.mark, o.confirmed.late
 	o.confirmed.late = nil
 	o.confirmed.latest = c
-	lost, round := 0, lostMark+strconv.FormatInt(time.Now().UnixMilli(), 36)
+	lost := 0
 	if c.Settled && late != nil {
-		for _, s := range o.segments {
-			if n := s.again(c, mark, late); n > 0 {
-				s.round = round
-				lost += n
-			}
-		}
+		lost = o.sendAgainLocked(c, mark, late)
 	}
 	o.mu.Unlock()
+	o.tellLost(lost)
+}
+
+// sendAgainLocked makes pending what Postgres does not hold of the acknowledged events up to the mark, and counts it.
+func (o *Outbox) sendAgainLocked(c event.Confirmation, mark uint64, late map[uint64]struct{}) (lost int) {
+	round := lostMark + strconv.FormatInt(time.Now().UnixMilli(), 36)
+	for _, s := range o.segments {
+		if n := s.again(c, mark, late); n > 0 {
+			s.round = round
+			lost += n
+		}
+	}
+	return lost
+}
+
+func (o *Outbox) tellLost(lost int) {
 	if lost == 0 {
 		return
 	}

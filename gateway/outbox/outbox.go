@@ -51,6 +51,7 @@ type Outbox struct {
 	bytes     int64      // of the segments
 	inFlight  map[uint64]struct{}
 	confirmed confirmed
+	trusted   trusted
 	acked     time.Time // when the stream last acknowledged an event
 	away      bool      // an event that needs the acknowledgement had none since it was queued, nor had any other
 	dirty     bool      // appended since the last sync
@@ -188,12 +189,14 @@ func producerID(dir string) (string, error) {
 // Producer is the gateway's id in events: it names the sequence.
 func (o *Outbox) Producer() string { return o.producer }
 
-func (o *Outbox) acknowledged(sequence uint64, kind event.Kind) {
+// acknowledged notes that the stream has the event, under a number of its own.
+func (o *Outbox) acknowledged(sequence uint64, kind event.Kind, number uint64) {
 	o.metrics.events.WithLabelValues(string(kind), "acknowledged").Inc()
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	delete(o.inFlight, sequence)
 	o.confirmed.acknowledged(sequence)
+	o.trusted.last = max(o.trusted.last, number)
 	o.acked, o.away = time.Now(), false
 	if s := o.segmentLocked(sequence); s != nil && s.pending.remove(sequence) {
 		s.lost.remove(sequence)

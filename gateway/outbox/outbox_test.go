@@ -282,7 +282,7 @@ func TestUndelivered(t *testing.T) {
 	require.Empty(t, o.undelivered())
 	o.unacknowledged(1)
 	require.Len(t, o.undelivered(), 1)
-	o.acknowledged(1, event.KindReserved)
+	o.acknowledged(1, event.KindReserved, 0)
 	require.Empty(t, o.undelivered())
 	require.False(t, take(1))
 	require.False(t, take(99))

@@ -91,29 +91,32 @@ func (o *Outbox) settle(ctx context.Context, p *publication, timer *time.Timer) 
 	if p.slot != nil {
 		defer func() { <-p.slot }()
 	}
-	if p.future != nil && o.answered(ctx, p, timer) {
-		o.acknowledged(p.sequence, p.kind)
-		return true
+	if p.future != nil {
+		if ack := o.answered(ctx, p, timer); ack != nil {
+			o.acknowledged(p.sequence, p.kind, ack.Sequence)
+			return true
+		}
 	}
 	o.unacknowledged(p.sequence)
 	return false
 }
 
-func (o *Outbox) answered(ctx context.Context, p *publication, timer *time.Timer) bool {
+// answered is the acknowledgement, nil when there is none in time.
+func (o *Outbox) answered(ctx context.Context, p *publication, timer *time.Timer) *jetstream.PubAck {
 	select {
-	case <-p.future.Ok():
-		return true
+	case ack := <-p.future.Ok():
+		return ack
 	default:
 	}
 	select {
-	case <-p.future.Ok():
-		return true
+	case ack := <-p.future.Ok():
+		return ack
 	case err := <-p.future.Err():
 		o.log.Debug("publication failed", "sequence", p.sequence, "error", err)
 	case <-timer.C:
 	case <-ctx.Done():
 	}
-	return false
+	return nil
 }
 
 // publish sends what was queued, in order.
