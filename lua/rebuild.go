@@ -39,6 +39,9 @@ type RebuildCall struct {
 	// ChargedSince is the instant from which Charges has everything; zero is the instant of the rebuild.
 	ChargedSince time.Time
 	Charges      []RateCharges
+	// Sure is asked before the mark is given, which its error keeps from being given: settlements may not have been kept away. nil
+	// is not asked.
+	Sure func(context.Context) error
 }
 
 // Rebuild replaces the slot's counters and reservations by what the call says and writes the mark last; until then every
@@ -84,6 +87,11 @@ func (w *rewrite) all(ctx context.Context, c RebuildCall) error {
 			return err
 		}
 		states, records = states[n:], records[m:]
+	}
+	if c.Sure != nil {
+		if err := c.Sure(ctx); err != nil {
+			return err
+		}
 	}
 	var rates, leases int64 // until when they may be lost
 	if c.Active {

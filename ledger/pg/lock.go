@@ -52,6 +52,15 @@ func (s *Store) session(ctx context.Context, query string) (*Session, error) {
 	return session, nil
 }
 
+// Held errs when the lock may have been lost, with the connection that holds it: others may have gone on meanwhile.
+func (s *Session) Held(ctx context.Context) error {
+	const query = `SELECT 1`
+	if _, err := s.conn.Exec(ctx, query); err != nil {
+		return fmt.Errorf("ask whether the rebuild lock is held: %w", err)
+	}
+	return nil
+}
+
 // awaitTurn waits until no other session of the store is between its budgets and its end: what the store's settlements say of a budget
 // reaches Redis in the order of its versions. The batches wait for each other's budgets anyway, and do all else side by side.
 func (s *Session) awaitTurn(ctx context.Context) error {

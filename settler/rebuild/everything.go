@@ -108,7 +108,7 @@ func (r *Rebuilder) writeAll(ctx context.Context, session *pg.Session, generatio
 	group.SetLimit(writesAtOnce)
 	written.Apps, written.Open = len(apps), len(bySlot[lua.SharedSlot].open)
 	for _, app := range apps {
-		group.Go(func() error { return r.write(groupCtx, app, generation, bySlot[app], rates, true) })
+		group.Go(func() error { return r.write(groupCtx, app, generation, bySlot[app], rates, true, nil) })
 	}
 	if err := group.Wait(); err != nil {
 		return written, err
@@ -116,7 +116,7 @@ func (r *Rebuilder) writeAll(ctx context.Context, session *pg.Session, generatio
 	for _, s := range bySlot {
 		written.Counters += len(s.budgets)
 	}
-	return written, r.write(ctx, lua.SharedSlot, generation, bySlot[lua.SharedSlot], rates, true)
+	return written, r.write(ctx, lua.SharedSlot, generation, bySlot[lua.SharedSlot], rates, true, session.Held)
 }
 
 // slotState is what Postgres knows of a slot.
@@ -169,11 +169,12 @@ func (r *Rebuilder) readAll(ctx context.Context, session *pg.Session) (map[strin
 	return bySlot, nil
 }
 
-// write replaces one slot by what Postgres has of it; all says that every slot is written, the shared one last.
-func (r *Rebuilder) write(ctx context.Context, slot, generation string, s slotState, rates *rates, all bool) error {
+// write replaces one slot by what Postgres has of it; all says that every slot is written, the shared one last. The mark after which
+// gateways judge is given only when sure has no error.
+func (r *Rebuilder) write(ctx context.Context, slot, generation string, s slotState, rates *rates, all bool, sure func(context.Context) error) error {
 	return r.Scripts.Rebuild(ctx, lua.RebuildCall{
 		Slot: slot, Generation: generation, WithShared: all, ChargedSince: rates.since, Counters: s.budgets, Open: opens(s.open),
-		Charges: rates.bySlot[slot],
-		Active:  len(s.open) > 0 || len(rates.bySlot[slot]) > 0 || rates.cut,
+		Charges: rates.bySlot[slot], Sure: sure,
+		Active: len(s.open) > 0 || len(rates.bySlot[slot]) > 0 || rates.cut,
 	})
 }

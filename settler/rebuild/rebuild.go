@@ -24,6 +24,8 @@
 //
 // Redis can be emptied while it is written, and a settler can be paused until Postgres has given its lock to another. Each slot
 // therefore names who writes it, and refuses everybody else: a mark never stands beside counters that were lost or are another's.
+// The lock goes with the connection to Postgres, too, and what is settled then finds no mark: before the last mark is given, the lock
+// is asked about.
 //
 // # Not guaranteed
 //
@@ -198,7 +200,7 @@ func (r *Rebuilder) alone(ctx context.Context, app, generation string) (written 
 	if err := r.Scripts.Join(ctx, app); err != nil {
 		return written, false, err
 	}
-	if err := r.write(ctx, app, generation, known, rates, false); err != nil {
+	if err := r.write(ctx, app, generation, known, rates, false, session.Held); err != nil {
 		return written, false, err
 	}
 	// What was settled without the app's mark did not reach the shared counters either.
