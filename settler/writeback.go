@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"tollgate/ledger"
 	"tollgate/ledger/pg"
 	"tollgate/lua"
 )
@@ -59,7 +60,21 @@ func (s *Settler) settleApp(ctx context.Context, w pg.WriteBack) error {
 		s.log.Error("held amounts went below zero: Redis has lost counters", "app", w.App, "figures", result.Negative)
 		return s.lose(ctx, w.App)
 	}
-	return nil // not applied: a mark is missing, and the rebuild will read the same rows
+	if !result.Applied {
+		return s.settleShared(ctx, w.Counters)
+	}
+	return nil
+}
+
+// settleShared tells the shared counters what they have used by an app whose own mark is missing: the other apps are judged by them.
+// Where their mark is missing, too, nothing is written. All else the rebuild will read from the same rows.
+func (s *Settler) settleShared(ctx context.Context, counters []ledger.CounterState) error {
+	shared := slices.DeleteFunc(slices.Clone(counters), func(c ledger.CounterState) bool { return !c.Counter.Tier.Shared() })
+	if len(shared) == 0 {
+		return nil
+	}
+	_, err := s.scripts.Settle(ctx, lua.SharedSlot, shared, nil, nil)
+	return err
 }
 
 // loseAgain is how long a rebuild must have helped before the next one is due: no fault may keep Redis in rebuilds.
