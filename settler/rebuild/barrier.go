@@ -72,7 +72,7 @@ func (b *Barrier) Pass(ctx context.Context, generation string, empty bool) error
 	}
 	asked := map[string]bool{}
 	for {
-		present, err := presentGateways(ctx, bucket)
+		present, err := b.presentGateways(ctx)
 		if err != nil {
 			return err
 		}
@@ -126,16 +126,24 @@ func (b *Barrier) connectedSince() time.Time {
 	return b.since
 }
 
-// presentGateways lists the live gateways' producer ids.
-func presentGateways(ctx context.Context, bucket jetstream.KeyValue) ([]string, error) {
-	keys, err := bucket.Keys(ctx)
-	if errors.Is(err, jetstream.ErrNoKeysFound) {
-		return nil, nil
-	}
+// presentGateways lists the producer ids of the live gateways and of those that took their entry away of late. The entries are not read
+// one by one: one that is renewed meanwhile goes from its place, and can come in its new one when the end was reached. The server tells
+// the stream's subjects as of one moment.
+func (b *Barrier) presentGateways(ctx context.Context) ([]string, error) {
+	const prefix = "$KV." + event.PresenceBucket + "."
+	stream, err := b.js.Stream(ctx, "KV_"+event.PresenceBucket)
 	if err != nil {
 		return nil, fmt.Errorf("list live gateways: %w", err)
 	}
-	return keys, nil
+	info, err := stream.Info(ctx, jetstream.WithSubjectFilter(prefix+">"))
+	if err != nil {
+		return nil, fmt.Errorf("list live gateways: %w", err)
+	}
+	var present []string
+	for subject := range info.State.Subjects {
+		present = append(present, strings.TrimPrefix(subject, prefix))
+	}
+	return present, nil
 }
 
 // ask repeats the question until the gateway has answered or is no longer present.

@@ -1,0 +1,58 @@
+package settler_test
+
+import (
+	"context"
+	"fmt"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sync/errgroup"
+
+	"tollgate/ledger/event"
+	"tollgate/settler/rebuild"
+)
+
+// TestNoPresentGatewayIsPassedOver: gateways renew their presence while they are listed, and a listing that reads the entries one by one
+// can take the old one for gone and end before the new.
+func TestNoPresentGatewayIsPassedOver(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, parts{})
+	barrier := rebuild.NewBarrier(w.nc, w.js, 1, 0, time.Now)
+	require.NoError(t, barrier.Ensure(t.Context()))
+	bucket, err := w.js.KeyValue(t.Context(), event.PresenceBucket)
+	require.NoError(t, err)
+	const gateways = 6
+	var asked [gateways]atomic.Int64
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	var renewing errgroup.Group
+	for i := range gateways {
+		producer := fmt.Sprintf("gw-%d", i)
+		_, err := bucket.PutString(t.Context(), producer, "1")
+		require.NoError(t, err)
+		_, err = w.nc.Subscribe(event.BarrierSubject(producer), func(question *nats.Msg) {
+			asked[i].Add(1)
+			_ = question.Respond([]byte(event.BarrierDone))
+		})
+		require.NoError(t, err)
+		renewing.Go(func() error {
+			for ctx.Err() == nil {
+				if _, err := bucket.PutString(ctx, producer, "1"); err != nil && ctx.Err() == nil {
+					return err
+				}
+			}
+			return nil
+		})
+	}
+	for n := range int64(300) {
+		require.NoError(t, barrier.Pass(t.Context(), "1", true))
+		for i := range asked {
+			require.Equal(t, n+1, asked[i].Load(), "gateway %d at barrier %d", i, n)
+		}
+	}
+	stop()
+	require.NoError(t, renewing.Wait())
+}
