@@ -56,3 +56,23 @@ func TestNoPresentGatewayIsPassedOver(t *testing.T) {
 	stop()
 	require.NoError(t, renewing.Wait())
 }
+
+// TestListIsNotBelievedAfterSilence: entries lapse also while the connection stands, when NATS was paused or the network was; then
+// gateways need time to show themselves again.
+func TestListIsNotBelievedAfterSilence(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, parts{})
+	var paused atomic.Bool
+	now := func() time.Time {
+		if paused.Load() {
+			return time.Now().Add(event.PresenceTTL)
+		}
+		return time.Now()
+	}
+	barrier := rebuild.NewBarrier(w.nc, w.js, 1, event.PresenceTTL/2, now)
+	require.NoError(t, barrier.Ensure(t.Context()))
+	paused.Store(true) // and nobody is listed any more
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	require.ErrorContains(t, barrier.Pass(ctx, "1", false), "wait for gateways to show their presence")
+}

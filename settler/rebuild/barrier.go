@@ -22,6 +22,10 @@ const (
 	askTimeout = 3 * time.Second
 	// askAgain is the pause between two questions to a gateway that is present and does not listen.
 	askAgain = 100 * time.Millisecond
+	// lookAgain is how often NATS is asked whether it is still there while gateways are given time.
+	lookAgain = time.Second
+	// silence is shorter than entries last that were about to be renewed when NATS fell silent.
+	silence = event.PresenceTTL - 2*event.PresenceRenewal
 	// asksAtOnce bounds the questions under way.
 	asksAtOnce = 64
 )
@@ -35,7 +39,8 @@ type Barrier struct {
 	now      func() time.Time
 
 	mu         sync.Mutex // guards what follows
-	since      time.Time  // when the present connection to NATS was first seen; zero before there was one
+	since      time.Time  // when NATS was first heard of without an interruption until now; zero before it was
+	last       time.Time  // when it was last
 	reconnects uint64
 }
 
@@ -48,7 +53,9 @@ func NewBarrier(nc *nats.Conn, js jetstream.JetStream, replicas int, wait time.D
 // Ensure makes the bucket in which gateways show their presence.
 func (b *Barrier) Ensure(ctx context.Context) error {
 	_, err := b.bucket(ctx)
-	b.connectedSince()
+	if err == nil {
+		b.heard()
+	}
 	return err
 }
 
@@ -94,35 +101,39 @@ func (b *Barrier) Pass(ctx context.Context, generation string, empty bool) error
 
 // believable waits until gateways have had time to show their presence.
 func (b *Barrier) believable(ctx context.Context, bucket jetstream.KeyValue) error {
-	status, err := bucket.Status(ctx)
-	if err != nil {
-		return fmt.Errorf("bucket %s: %w", event.PresenceBucket, err)
+	for {
+		status, err := bucket.Status(ctx)
+		if err != nil {
+			return fmt.Errorf("bucket %s: %w", event.PresenceBucket, err)
+		}
+		since := b.heard()
+		if of, ok := status.(*jetstream.KeyValueBucketStatus); ok && of.StreamInfo().Created.After(since) {
+			since = of.StreamInfo().Created
+		}
+		left := since.Add(b.wait).Sub(b.now())
+		if left <= 0 {
+			return nil
+		}
+		timer := time.NewTimer(min(left, lookAgain))
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			timer.Stop()
+			return fmt.Errorf("wait for gateways to show their presence: %w", context.Cause(ctx))
+		}
 	}
-	since := b.connectedSince()
-	if of, ok := status.(*jetstream.KeyValueBucketStatus); ok && of.StreamInfo().Created.After(since) {
-		since = of.StreamInfo().Created
-	}
-	timer := time.NewTimer(since.Add(b.wait).Sub(b.now()))
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-	case <-ctx.Done():
-		return fmt.Errorf("wait for gateways to show their presence: %w", context.Cause(ctx))
-	}
-	if b.connectedSince().After(since) {
-		return errors.New("wait for gateways to show their presence: NATS was away meanwhile")
-	}
-	return nil
 }
 
-// connectedSince is since when the connection is known to stand.
-func (b *Barrier) connectedSince() time.Time {
-	reconnects := b.nc.Stats().Reconnects
+// heard notes that NATS has just answered, and is since when it is known to be there. Who has not heard of it for so long that entries
+// may have lapsed, though the connection stands, does not know whether it was paused.
+func (b *Barrier) heard() time.Time {
+	reconnects, now := b.nc.Stats().Reconnects, b.now()
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.since.IsZero() || reconnects != b.reconnects {
-		b.since, b.reconnects = b.now(), reconnects
+	if b.since.IsZero() || reconnects != b.reconnects || now.Sub(b.last) > silence {
+		b.since, b.reconnects = now, reconnects
 	}
+	b.last = now
 	return b.since
 }
 

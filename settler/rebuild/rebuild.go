@@ -76,7 +76,6 @@ func New(p Parts) *Rebuilder { return &Rebuilder{p} }
 
 // Missing rebuilds everything if the shared mark is missing; when all is set, it rebuilds every app that has lost its mark.
 func (r *Rebuilder) Missing(ctx context.Context, all bool) error {
-	r.Barrier.connectedSince() // so that a reconnect is noticed soon, not at the next rebuild
 	if err := r.Slot(ctx, lua.SharedSlot); err != nil || !all {
 		return err
 	}
@@ -130,6 +129,7 @@ func (r *Rebuilder) slot(ctx context.Context, slot string) (written event.Rebuil
 	if err != nil {
 		return written, err
 	}
+	r.Barrier.heard() // so that an interruption is noticed soon, not at the next rebuild
 	gone, err := r.missing(ctx, slot, generation)
 	if err != nil || !gone {
 		return written, err
