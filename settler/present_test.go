@@ -76,3 +76,28 @@ func TestListIsNotBelievedAfterSilence(t *testing.T) {
 	defer cancel()
 	require.ErrorContains(t, barrier.Pass(ctx, "1", false), "wait for gateways to show their presence")
 }
+
+// TestWhoLapsedInASilenceIsNotGone: a gateway that is asked when NATS falls silent has no entry afterwards, and has not passed.
+func TestWhoLapsedInASilenceIsNotGone(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, parts{})
+	var paused atomic.Bool
+	now := func() time.Time {
+		if paused.Load() {
+			return time.Now().Add(event.PresenceTTL)
+		}
+		return time.Now()
+	}
+	barrier := rebuild.NewBarrier(w.nc, w.js, 1, 0, now)
+	require.NoError(t, barrier.Ensure(t.Context()))
+	bucket, err := w.js.KeyValue(t.Context(), event.PresenceBucket)
+	require.NoError(t, err)
+	_, err = bucket.PutString(t.Context(), "gw-1", "1")
+	require.NoError(t, err)
+	_, err = w.nc.Subscribe(event.BarrierSubject("gw-1"), func(*nats.Msg) {
+		paused.Store(true)
+		_ = bucket.Purge(context.Background(), "gw-1")
+	})
+	require.NoError(t, err)
+	require.ErrorContains(t, barrier.Pass(t.Context(), "1", false), "NATS was away")
+}

@@ -77,6 +77,7 @@ func (b *Barrier) Pass(ctx context.Context, generation string, empty bool) error
 			return err
 		}
 	}
+	since := b.heard()
 	asked := map[string]bool{}
 	for {
 		present, err := b.presentGateways(ctx)
@@ -84,6 +85,9 @@ func (b *Barrier) Pass(ctx context.Context, generation string, empty bool) error
 			return err
 		}
 		present = slices.DeleteFunc(present, func(producer string) bool { return asked[producer] })
+		if b.heard().After(since) {
+			return errors.New("ask live gateways: NATS was away meanwhile, and who has no entry may be there")
+		}
 		if len(present) == 0 {
 			return nil
 		}
@@ -164,8 +168,11 @@ func (b *Barrier) ask(ctx context.Context, bucket jetstream.KeyValue, producer, 
 		if err == nil && answer == event.BarrierDone {
 			return nil
 		}
-		if _, gone := bucket.Get(ctx, producer); errors.Is(gone, jetstream.ErrKeyNotFound) {
+		switch _, gone := bucket.Get(ctx, producer); {
+		case errors.Is(gone, jetstream.ErrKeyNotFound):
 			return nil
+		case gone == nil:
+			b.heard()
 		}
 		timer := time.NewTimer(askAgain)
 		select {
