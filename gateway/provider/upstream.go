@@ -202,14 +202,15 @@ func (u *Upstream) send(ctx context.Context, key *Key, to Target, header http.He
 	return response, nil
 }
 
-// Headers that never cross the gateway: hop-by-hop ones, credentials, and what would let a caller move its spend to another
-// account of the provider.
+// Headers that never cross the gateway: hop-by-hop ones, credentials, what would let a caller move its spend to another account of
+// the provider, and Google's mask of fields, which could hide the usage.
 var notForwarded = map[string]bool{
 	"Connection": true, "Keep-Alive": true, "Proxy-Authenticate": true, "Proxy-Authorization": true, "Proxy-Connection": true,
 	"Te": true, "Trailer": true, "Transfer-Encoding": true, "Upgrade": true,
 	"Authorization": true, "X-Api-Key": true, "Api-Key": true, "X-Goog-Api-Key": true, "Cookie": true, "Host": true, "Content-Length": true,
 	"Accept-Encoding": true, "Expect": true, "Forwarded": true, "X-Real-Ip": true,
 	"Openai-Organization": true, "Openai-Project": true, "Anthropic-Workspace-Id": true, "X-Goog-User-Project": true,
+	"X-Goog-Fieldmask": true,
 }
 
 var notReturned = map[string]bool{

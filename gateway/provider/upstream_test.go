@@ -152,6 +152,7 @@ func TestForwardHeader(t *testing.T) {
 		"Connection", "Keep-Alive", "Proxy-Authenticate", "Proxy-Authorization", "Proxy-Connection", "Te", "Trailer", "Transfer-Encoding",
 		"Upgrade", "Authorization", "X-Api-Key", "Api-Key", "Cookie", "Host", "Content-Length", "Accept-Encoding", "Expect", "Forwarded", "X-Real-Ip",
 		"OpenAI-Organization", "OpenAI-Project", "Anthropic-Workspace-Id", "X-Tollgate-User", "X-Tollgate-Request-Id", "X-Forwarded-For", "X-Forwarded-Host",
+		"X-Goog-User-Project", "X-Goog-FieldMask",
 	} {
 		from.Set(name, "secret")
 	}
