@@ -28,13 +28,16 @@ const (
 	defaultMaxDepth = 100
 )
 
+// listPath is the endpoint that is free of all limits, although they can name it.
+const listPath = "/v1/models"
+
 // endpointKinds are the endpoints that limits can name, by path.
 var endpointKinds = map[string]string{
 	"/v1/chat/completions": "chat",
 	"/v1/completions":      "completions",
 	"/v1/embeddings":       "embeddings",
 	"/v1/messages":         "messages",
-	"/v1/models":           "models",
+	listPath:               "models",
 	"/v1/responses":        "responses",
 
 	"/v1/images/generations":   "images",
@@ -310,6 +313,9 @@ func (f *file) endpoint(v value, name string, names []string) bool {
 		}
 		v.fail("unknown %s %s; %s", what, quote(name), f.r.choices(name, names))
 		return false
+	}
+	if name == listPath || name == endpointKinds[listPath] {
+		v.warn("%s never binds: the list of models is answered from this policy, and takes from no limit", quote(name))
 	}
 	return true
 }
