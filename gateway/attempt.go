@@ -232,7 +232,7 @@ func (x *exchange) sendFailed(err error) {
 	switch {
 	case sent && reason == ledger.ReasonClientGone && x.request.Stream && x.verdict.Provider.OnDisconnect == policy.OnDisconnectCancel:
 		x.disconnect = policy.OnDisconnectCancel
-		x.used(provider.Answer{Finish: reason}, 0, 0) // cancelled before the first token
+		x.used(provider.Answer{Finish: reason}, 0, x.leftAt(0)) // cancelled before the first token
 	case sent:
 		x.used(provider.Answer{Finish: reason}, 0, x.heldOutput())
 	default:

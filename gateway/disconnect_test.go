@@ -167,6 +167,23 @@ func TestCallerLeavesStream(t *testing.T) {
 	}
 }
 
+// A response in the background goes on at its provider when its stream is left, and is charged its estimate, as one that is not
+// streamed.
+func TestCallerLeavesBackground(t *testing.T) {
+	t.Parallel()
+	l := &leaving{T: t, name: "responses"}
+	w := start(t, roomy, l.ServeHTTP)
+	body := strings.Replace(talkers["responses"].body, "{", `{"background":true,"max_output_tokens":700,`, 1)
+	for i, moment := range moments {
+		l.moment = moment
+		l.leaveStream(w, "/v1/responses", body)
+		used := w.usedEvents(i + 1)[i]
+		require.Equal(t, ledger.ReasonClientGone, used.Outcome.Finish, moment)
+		require.Equal(t, ledger.UsageEstimated, used.Outcome.UsageState, moment)
+		require.EqualValues(t, 700, used.Outcome.Usage.Output, moment)
+	}
+}
+
 // usedEvents waits until so many requests have been used, and gives them in their order.
 func (w *world) usedEvents(n int) (used []*event.Event) {
 	w.Helper()

@@ -33,7 +33,11 @@ func (x *exchange) passStream(response *http.Response, relay func(provider.Sink,
 	case answer.Finish == ledger.ReasonClientGone:
 		x.disconnect = policy.OnDisconnectCancel
 	}
-	x.used(answer, response.StatusCode, answer.Output)
+	output := answer.Output
+	if answer.Finish != ledger.ReasonOK && answer.Finish != ledger.ReasonUpstreamFailed {
+		output = x.leftAt(output)
+	}
+	x.used(answer, response.StatusCode, output)
 	x.remember(answer.UpstreamID)
 	if err == nil && answer.Finish != ledger.ReasonClientGone {
 		return // it came to its end, be that an error of the provider's, or a hard budget's
@@ -44,6 +48,14 @@ func (x *exchange) passStream(response *http.Response, relay func(provider.Sink,
 		return
 	}
 	panic(http.ErrAbortHandler)
+}
+
+// leftAt is the output that is charged for a stream that was left at so many tokens. A response in the background goes on.
+func (x *exchange) leftAt(output ledger.Tokens) ledger.Tokens {
+	if x.request.Background {
+		return max(output, x.heldOutput())
+	}
+	return output
 }
 
 // departure is what becomes of a stream whose caller leaves: its provider is cancelled, or it is drained, read to its end for its

@@ -19,6 +19,7 @@ type Request struct {
 	User       string // the end user the body names, "" when it names none
 	Stream     bool
 	UsageAsked bool           // the caller wants the usage chunk of a stream for itself
+	Background bool           // the provider goes on with the answer when its stream is left
 	Previous   string         // the stored response that this one goes on from, "" for none
 	Also       []ledger.Class // what input and output can be beside plain: dearer classes
 	named      string         // the model as the body has it, "" where it names none

@@ -28,7 +28,7 @@ func parseResponses(endpoint Endpoint, call Call) (*Request, error) {
 	if r.Stream, err = flag(found, "stream"); err != nil {
 		return nil, err
 	}
-	if _, err = flag(found, "background"); err != nil {
+	if r.Background, err = flag(found, "background"); err != nil {
 		return nil, err
 	}
 	if r.Previous, err = text(found, "previous_response_id"); err != nil {
