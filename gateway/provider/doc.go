@@ -24,7 +24,8 @@
 //   - An answer that breaks off upstream never looks complete: the connection to the caller is aborted too. An error that the
 //     provider tells inside a stream is an end, and is passed on.
 //   - No provider speaks of limits, organizations or secrets to the caller. Its Retry-After passes, but not one of nothing.
-//   - A call sends a request at most once. It is only repeated by the transport when not one byte of it had been written.
+//   - A call sends a request at most once. It is only repeated by the transport when not one byte of it had been written, or when the
+//     provider resets its HTTP/2 stream at once, that is, within a second.
 //
 // # Keys
 //

@@ -3,6 +3,7 @@ package provider
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -177,6 +178,7 @@ func (u *Upstream) Send(ctx context.Context, key *Key, to Target, header http.He
 
 func (u *Upstream) send(ctx context.Context, key *Key, to Target, header http.Header, body Payload) (*http.Response, *SendError) {
 	var wrote atomic.Bool
+	var kept atomic.Pointer[time.Time] // since when the provider has the whole request, without a word of an answer
 	var phase atomic.Value
 	phase.Store(PhaseConnect)
 	ctx = httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{
@@ -185,13 +187,24 @@ func (u *Upstream) send(ctx context.Context, key *Key, to Target, header http.He
 			wrote.Store(true)
 			phase.Store(PhaseFirstByte)
 		},
+		WroteRequest: func(written httptrace.WroteRequestInfo) {
+			if now := time.Now(); written.Err == nil {
+				kept.Store(&now)
+			}
+		},
+		GotFirstResponseByte: func() { kept.Store(nil) },
 	})
 	request, err := http.NewRequestWithContext(ctx, to.Method, u.url(to), body.reader())
 	if err != nil {
 		return nil, &SendError{Err: fmt.Errorf("provider %s: %w", u.Name, err)}
 	}
 	request.ContentLength = body.Size
-	request.GetBody = func() (io.ReadCloser, error) { return body.reader(), nil }
+	request.GetBody = func() (io.ReadCloser, error) { // for the transport to send it again
+		if since := kept.Load(); since != nil && time.Since(*since) > refusedWithin {
+			return nil, errMaybeServed
+		}
+		return body.reader(), nil
+	}
 	request.Header = header
 	u.authorize(request.Header, key)
 	response, err := u.client.Do(request)
@@ -201,6 +214,14 @@ func (u *Upstream) send(ctx context.Context, key *Key, to Target, header http.He
 	}
 	return response, nil
 }
+
+// refusedWithin is how soon a provider that has a whole request tells that it did not begin with it. One that has kept it for longer may
+// have served it.
+const refusedWithin = time.Second
+
+// errMaybeServed is why a request is not sent again whose HTTP/2 stream the provider has reset: net/http would, also after
+// PROTOCOL_ERROR, which says nothing of what was done before it.
+var errMaybeServed = errors.New("the stream was reset after the request had been taken")
 
 // Headers that never cross the gateway: hop-by-hop ones, credentials, what would let a caller move its spend to another account of
 // the provider, and Google's mask of fields, which could hide the usage.
