@@ -231,7 +231,7 @@ func (m *anthropicMeter) event(data []byte, a *Answer) (withhold, done bool) {
 	case "message_delta":
 		if usage := gjson.GetBytes(data, "usage"); usage.IsObject() && wholeJSON(data) {
 			m.usage.read(usage)
-			m.final = m.final || given(usage.Get("output_tokens"))
+			m.final = true
 		}
 	case "message_stop":
 		m.done = true

@@ -116,42 +116,6 @@ func TestFiguresAreNotTakenBack(t *testing.T) {
 	}
 }
 
-// In no protocol is an answer without output what streamed some: its figures left that out.
-func TestOutputLeftOutOfTheFigures(t *testing.T) {
-	t.Parallel()
-	event := func(kind, fields string) string { return sse(kind, `{"type":"`+kind+`",`+fields+`}`) }
-	message := func(start, end string) string {
-		return messageStart(start) + textDelta(" a b c") + messageDelta("end_turn", end) + messageStop
-	}
-	response := func(usage string) string {
-		return event("response.output_text.delta", `"output_index":0,"delta":" a b c"`) +
-			event("response.completed", `"response":{"status":"completed","usage":`+usage+`}`)
-	}
-	transcript := func(usage string) string {
-		return event("transcript.text.delta", `"delta":" a b c"`) + event("transcript.text.done", `"usage":`+usage)
-	}
-	told := Reading{ledger.Usage{Input: 10, Output: 3}, ledger.UsageEstimated}
-	for name, c := range map[string]struct {
-		endpoint Endpoint
-		text     string
-		want     Reading
-	}{
-		"Anthropic, 0":        {Messages, message(`{"input_tokens":10,"output_tokens":1}`, `{"output_tokens":0}`), told},
-		"Anthropic, nothing":  {Messages, message(`{"input_tokens":10,"output_tokens":1}`, `{"input_tokens":10}`), told},
-		"Anthropic, zeros":    {Messages, message(`{"input_tokens":0,"output_tokens":0}`, `{"output_tokens":0}`), Reading{}},
-		"Gemini, nothing":     {StreamGenerate, geminiSSE(spoken(0, " a b c", `"STOP"`, `{"promptTokenCount":10,"totalTokenCount":10}`)), told},
-		"Gemini, zeros":       {StreamGenerate, geminiSSE(spoken(0, " a b c", `"STOP"`, `{"promptTokenCount":0,"totalTokenCount":0}`)), Reading{}},
-		"responses, 0":        {Responses, response(`{"input_tokens":10,"output_tokens":0,"total_tokens":10}`), told},
-		"responses, zeros":    {Responses, response(`{"input_tokens":0,"output_tokens":0,"total_tokens":0}`), Reading{}},
-		"a transcript, 0":     {Transcriptions, transcript(`{"input_tokens":10,"output_tokens":0,"total_tokens":10}`), told},
-		"a transcript, zeros": {Transcriptions, transcript(`{"input_tokens":0,"output_tokens":0,"total_tokens":0}`), Reading{}},
-	} {
-		answer, err := c.endpoint.RelayStream(discard{}, strings.NewReader(c.text), Passing{Model: "gpt-4o"})
-		require.NoError(t, err, name)
-		require.Equal(t, c.want, answer.Reading, name)
-	}
-}
-
 // An answer that is nothing but an error is none, in every protocol.
 func TestAnErrorInSpiteOfItsStatusInEveryProtocol(t *testing.T) {
 	t.Parallel()

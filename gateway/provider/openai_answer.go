@@ -121,10 +121,13 @@ func (m *openAIMeter) choices(choices gjson.Result, said *tally) {
 }
 
 // close counts the searches that were told after the usage, and marks figures that were told on the way: the answer went on behind
-// them.
+// them. A 0 where text was streamed is a figure left out: without any other, nothing was said.
 func (m *openAIMeter) close(a *Answer) {
 	a.called(ledger.Calls{WebSearch: max(a.Usage.Calls.WebSearch, int64(len(m.ran)))})
-	if (m.interim || m.told < a.said.pieces) && a.State == ledger.UsageReported {
+	if a.said.pieces > 0 && a.Usage.Total() == 0 {
+		a.State = ""
+	}
+	if (m.interim || m.told < a.said.pieces || a.said.pieces > 0 && a.Usage.OutputTotal() == 0) && a.State == ledger.UsageReported {
 		a.State = ledger.UsageEstimated
 		a.Usage.Output = max(a.Usage.Output, a.said.tokens()-a.Usage.Reasoning)
 	}

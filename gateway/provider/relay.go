@@ -127,22 +127,8 @@ func (e Endpoint) relay(s *stream, body io.Reader) (Answer, error) {
 	err := s.relay(body)
 	heldBack.Add(int64(bufferSize - cap(s.buffer)))
 	s.meter.close(&s.answer)
-	s.answer.outputLeftOut()
 	s.answer.Output, s.answer.said = s.answer.said.tokens(), nil
 	return s.answer, err
-}
-
-// outputLeftOut marks figures without output of a stream that carried some: a 0 there is a figure left out. Without any other,
-// nothing was said.
-func (a *Answer) outputLeftOut() {
-	switch {
-	case a.said.pieces == 0 || a.Usage.OutputTotal() > 0:
-	case a.Usage.Total() == 0:
-		a.State = ""
-	case a.State == ledger.UsageReported:
-		a.State = ledger.UsageEstimated
-		a.Usage.Output = a.said.tokens()
-	}
 }
 
 func (s *stream) relay(body io.Reader) error {

@@ -54,11 +54,8 @@ func totals(t *rapid.T, in, out string) object {
 	}
 }
 
-// textOf is a text of no more letters than output tokens: text and no output would contradict each other.
-func textOf(output int) string { return "hello"[:min(5, output)] }
-
 // chats draws one answer of chat completions or completions as a body and as streams: the usage in an event of its own, beside the
-// last choice, where Groq has it, and besides in every event before, as it was so far.
+// last choice, where Groq has it, and besides in every event before, as it was so far. Text and no output would contradict each other.
 func chats(t *rapid.T) (body string, streams []string) {
 	tier, usage := drawTier.Draw(t, "tier"), totals(t, "prompt_tokens", "completion_tokens")
 	event := func(choices []object, usage any) object {
@@ -68,7 +65,7 @@ func chats(t *rapid.T) (body string, streams []string) {
 		}
 		return e
 	}
-	said := textOf(usage["completion_tokens"].(int))
+	said := "hello"[:min(5, usage["completion_tokens"].(int))]
 	text, none := []object{{"index": 0, "delta": object{"content": said}}}, []object{}
 	last := []object{{"index": 0, "delta": object{}, "finish_reason": "stop"}}
 	soFar := object{"prompt_tokens": usage["prompt_tokens"], "completion_tokens": min(1, len(said))}
@@ -84,19 +81,17 @@ func chats(t *rapid.T) (body string, streams []string) {
 }
 
 func responses(t *rapid.T) (body string, streams []string) {
-	usage := totals(t, "input_tokens", "output_tokens")
-	said := textOf(usage["output_tokens"].(int))
-	output := []object{{"type": "message", "content": []object{{"type": "output_text", "text": said}}}}
+	output := []object{{"type": "message", "content": []object{{"type": "output_text", "text": "hello"}}}}
 	for i := range rapid.IntRange(0, 3).Draw(t, "calls") {
 		kind := rapid.SampledFrom([]string{"web_search_call", "file_search_call", "code_interpreter_call"}).Draw(t, "call")
 		output = append(output, object{"type": kind, "action": object{"type": "search"}, "container_id": fmt.Sprint("c", i/2)})
 	}
 	response := object{
 		"id": "r-1", "model": "m-1", "service_tier": drawTier.Draw(t, "tier"), "status": "completed", "output": output,
-		"usage": usage,
+		"usage": totals(t, "input_tokens", "output_tokens"),
 	}
 	begun := object{"type": "response.created", "response": object{"id": "r-1", "model": "m-1", "status": "in_progress", "usage": nil}}
-	delta := object{"type": "response.output_text.delta", "delta": said}
+	delta := object{"type": "response.output_text.delta", "delta": "hello"}
 	return response.String(), []string{
 		eventStream(begun, delta, object{"type": "response.completed", "response": response}),
 		eventStream(object{"type": "response.incomplete", "response": response}),
@@ -114,7 +109,6 @@ func messages(t *rapid.T) (body string, streams []string) {
 		"server_tool_use": object{"web_search_requests": figure(t, "searches")},
 	}
 	output := object{"output_tokens": thinking + figure(t, "output"), "output_tokens_details": object{"thinking_tokens": thinking}}
-	said := textOf(output["output_tokens"].(int))
 	tier := drawTier.Draw(t, "tier")
 	usage := object{"service_tier": tier}
 	start, end := object{"service_tier": tier, "input_tokens": 0, "output_tokens": 1}, object{}
@@ -134,11 +128,11 @@ func messages(t *rapid.T) (body string, streams []string) {
 		}
 	}
 	message := func(usage object) object {
-		return object{"id": "msg-1", "type": "message", "model": "m-1", "content": []object{{"type": "text", "text": said}}, "usage": usage}
+		return object{"id": "msg-1", "type": "message", "model": "m-1", "content": []object{{"type": "text", "text": "hello"}}, "usage": usage}
 	}
 	events := []object{
 		{"type": "message_start", "message": message(start)},
-		{"type": "content_block_delta", "index": 0, "delta": object{"type": "text_delta", "text": said}},
+		{"type": "content_block_delta", "index": 0, "delta": object{"type": "text_delta", "text": "hello"}},
 		{"type": "message_delta", "delta": object{"stop_reason": "end_turn"}, "usage": end},
 		{"type": "message_stop"},
 	}
@@ -155,7 +149,7 @@ func generated(t *rapid.T) (body string, streams []string) {
 		"thoughtsTokenCount": thoughts, "totalTokenCount": prompt + tools + candidates + thoughts, "serviceTier": drawTier.Draw(t, "tier"),
 	}
 	event := func(finish any, usage object) object {
-		candidate := object{"content": object{"parts": []object{{"text": textOf(candidates + thoughts)}}}}
+		candidate := object{"content": object{"parts": []object{{"text": "hello"}}}}
 		if finish != nil {
 			candidate["finishReason"] = finish
 			candidate["groundingMetadata"] = object{"webSearchQueries": []string{"a", "b"}}
