@@ -188,7 +188,7 @@ func (r *Request) readGeneration() error {
 	}
 	budget := firstGiven(thinking.Get("thinkingBudget"), thinking.Get("thinking_budget"))
 	if n, ok := tokenCount(budget); ok && r.bound == 0 {
-		r.thinking = int64(n) // the bound of an answer contains what is thought
+		r.thinking = int64(min(n, 1e9)) // the bound of an answer contains what is thought
 	}
 	return nil
 }

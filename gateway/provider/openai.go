@@ -141,6 +141,9 @@ func (r *Request) readGenerated(prompts int64, bounds ...string) error {
 		return &RequestError{"prompt", fmt.Sprintf("%d prompts are more than can be metered", prompts)}
 	}
 	r.choices = prompts * each
+	if most := max(r.bound, int64(DefaultOutput)); r.choices > maxTokens/most {
+		return &RequestError{bounds[0], fmt.Sprintf("%d answers of up to %d tokens each are more than can be metered", r.choices, most)}
+	}
 	return nil
 }
 

@@ -169,3 +169,23 @@ func BenchmarkParseOpenAI(b *testing.B) {
 		}
 	}
 }
+
+// What a request asks for in all stays far from the end of int64: the sums of what many hold must, too.
+func TestAnswersBeyondAllMeasure(t *testing.T) {
+	t.Parallel()
+	prompts := "[" + strings.Repeat(`"",`, 999) + `""]`
+	for body, fits := range map[string]bool{
+		`"prompt":"x","n":1000,"max_tokens":1000000000`:                true,
+		`"prompt":"x","n":1000,"best_of":1000,"max_tokens":1000000000`: true,
+		`"prompt":["x","y"],"n":1000,"max_tokens":1000000000`:          false,
+		`"prompt":` + prompts + `,"max_tokens":1000000000`:             true,
+		`"prompt":` + prompts + `,"n":2,"max_tokens":1000000000`:       false,
+		`"prompt":` + prompts + `,"n":1000`:                            true,
+	} {
+		r, err := Completions.Parse([]byte(`{"model":"m",` + body + `}`))
+		require.Equal(t, fits, err == nil, "%.60s: %v", body, err)
+		if fits {
+			require.LessOrEqual(t, r.Estimate("m").Output, ledger.Tokens(maxTokens))
+		}
+	}
+}
