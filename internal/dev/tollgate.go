@@ -26,6 +26,9 @@ import (
 	"tollgate/settler/directory"
 )
 
+// presenceWait is how long a settler here gives gateways to show that they are there.
+const presenceWait = time.Second
+
 // readyTimeout bounds the wait for a part of our own to serve.
 const readyTimeout = 30 * time.Second
 
@@ -34,6 +37,9 @@ func (s *system) startSettler(ctx context.Context) error {
 	if err := telemetry.ReadEnv(&config); err != nil {
 		return err
 	}
+	// The one gateway starts after its settler and shows its presence before it judges: nobody else is waited for, as long as callers
+	// wait for their counters.
+	config.PresenceWait = min(config.PresenceWait, presenceWait)
 	client, err := lua.Connect(s.redis.URL(0), lua.Options{Timeout: time.Second, PoolSize: 8})
 	if err != nil {
 		return err
