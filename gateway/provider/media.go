@@ -54,6 +54,13 @@ func readForm(contentType string, body []byte) (*form, map[string]gjson.Result, 
 			return nil, nil, &RequestError{"", "the body is not valid multipart/form-data"}
 		}
 		name := part.FormName()
+		switch {
+		case name == "" || len(part.Header["Content-Disposition"]) != 1:
+			// Others read a name where Go finds none, such as in a part that is an attachment.
+			return nil, nil, &RequestError{"", "a part of the body has no name, or more than one"}
+		case part.FileName() != "" && name == "model":
+			return nil, nil, &RequestError{name, "must be a text, not a file"}
+		}
 		if part.FileName() != "" {
 			rest, err := io.Copy(io.Discard, part)
 			if err != nil {

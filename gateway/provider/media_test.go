@@ -75,6 +75,33 @@ func TestParseMedia(t *testing.T) {
 	}
 }
 
+// A form in which another reader may find another model, or more pictures, is refused: one that Go reads as without.
+func TestFormsThatReadDifferently(t *testing.T) {
+	t.Parallel()
+	read := func(parts ...string) error {
+		body := "--b\r\nContent-Disposition: form-data; name=\"model\"\r\n\r\ncheap\r\n"
+		for _, part := range parts {
+			body += "--b\r\n" + part + "\r\n\r\ndear\r\n"
+		}
+		_, err := Transcriptions.Read(Call{ContentType: "multipart/form-data; boundary=b", Body: []byte(body + "--b--\r\n")})
+		return err
+	}
+	const file = `Content-Disposition: form-data; name="file"; filename="a"`
+	require.NoError(t, read(file))
+	for name, part := range map[string]string{
+		"no form data":        `Content-Disposition: attachment; name="model"`,
+		"two names":           `Content-Disposition: form-data; name="x"; name="model"`,
+		"two dispositions":    "Content-Disposition: form-data; name=\"x\"\r\nContent-Disposition: form-data; name=\"model\"",
+		"a file":              `Content-Disposition: form-data; name="model"; filename*=utf-8''x`,
+		"no disposition":      `Content-Type: text/plain`,
+		"an open name":        `Content-Disposition: form-data; name="model`,
+		"a name without text": `Content-Disposition: form-data; name=""`,
+	} {
+		var bad *RequestError
+		require.ErrorAs(t, read(file, part), &bad, name)
+	}
+}
+
 // Only the model's name changes in a form, whatever it carries.
 func TestFormsAreSentOn(t *testing.T) {
 	t.Parallel()
