@@ -127,6 +127,7 @@ func (s *store) Reserve(c ledgertest.Reserve) ledgertest.Decision {
 	d := ledgertest.Decision{Outcome: map[Status]ledgertest.Outcome{
 		StatusAllowed: ledgertest.Allowed, StatusRefused: ledgertest.Refused, StatusRebuild: ledgertest.Lost,
 		StatusStaleWindow: ledgertest.Stale, StatusEnded: ledgertest.Ended, StatusHeld: ledgertest.Held,
+		StatusForced: ledgertest.Held, // how it came to be held is not modelled
 	}[s.last.Status]}
 	for _, b := range s.last.Budgets {
 		d.Budgets = append(d.Budgets, ledgertest.BudgetFigures(b))

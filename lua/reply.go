@@ -18,7 +18,7 @@ func decodeDecision(reply []any, order []int, rates int) (Decision, error) {
 			return Decision{}, fmt.Errorf("%w: %d elements, want %d", ErrReply, len(reply), least)
 		}
 		r.figures(&d, order, rates)
-	} else if len(reply) != 2 || d.Status < 0 || d.Status > StatusHeld {
+	} else if len(reply) != 2 || d.Status < 0 || d.Status > StatusHeld && d.Status != StatusForced {
 		return Decision{}, fmt.Errorf("%w: status %d with %d elements", ErrReply, d.Status, len(reply))
 	}
 	if r.err != nil {

@@ -42,7 +42,7 @@ type Rate struct {
 // Status is the outcome of Reserve.
 type Status int64
 
-// The outcomes. Only StatusAllowed and StatusHeld hold anything.
+// The outcomes. Only StatusAllowed, StatusHeld and StatusForced hold anything.
 const (
 	StatusRefused     Status = 0 // some limit has no room; nothing was written
 	StatusAllowed     Status = 1
@@ -51,6 +51,7 @@ const (
 	StatusEnded       Status = 4 // the reservation was ended before; it can never be held again
 	StatusHeld        Status = 5 // the same call was made before and holds; no figures
 	StatusUnknown     Status = 6 // of Extend alone: Redis does not know what is held
+	StatusForced      Status = 7 // Redis was told of it as of something admitted without it, by Settle; no figures
 )
 
 // Decision is the answer of Reserve. The figures are those the decision was made on, before this request.

@@ -19,7 +19,7 @@
 --        window), for inflight (1 s, a guess), and where the need alone is more than the limit (no meaning). Inflight has no
 --        time until idle (0).
 --        status 1 allowed, 0 refused, 2 the mark is missing or of another generation, 3 a window is over or not yet begun,
---        4 the reservation has ended, 5 it is already held. For 2 to 5 no figures follow.
+--        4 the reservation has ended, 5 it is already held, 7 it is held and was not judged here. For 2 to 7 no figures follow.
 -- Cost: allowed 5 + 2 calls a counter + 1 (bucket, window, sliding), 4 (log, inflight) or 5 (weighted_log) a rate; one more
 --       where the string of a rate is missing, and one for a counter that is new or of a window without end. Refused about
 --       half of it and no write.
@@ -35,7 +35,7 @@ local at = 11
 -- 1. Idempotency, then whether the state of these slots can be believed at all.
 local texts = call('MGET', unpack(KEYS, 1, n_texts))
 if texts[3] then
-  return {texts[3] == 'ended' and 4 or 5, now}
+  return {texts[3] == 'ended' and 4 or match(texts[3], '^%d+ %d+ %d+ %d+ forced') and 7 or 5, now}
 end
 local lost, leases_lost = {}, {}
 for slot, mark in pairs({app = texts[1] or '', shared = texts[2] or ''}) do

@@ -317,3 +317,14 @@ func TestMarkReadsTheGeneration(t *testing.T) {
 	_, _, err = s.Mark(t.Context(), "b")
 	require.True(t, redis.HasErrorPrefix(err, "WRONGTYPE"), err)
 }
+
+// What Redis was told of without judging it does not pass for what it judged, not even when it is asked about later.
+func TestReserveTellsWhatItDidNotJudge(t *testing.T) {
+	t.Parallel()
+	s := newStore(t).open("a")
+	c := fullCall("r")
+	require.Equal(t, SettleResult{Applied: true, Registered: 1}, s.settle([]Open{opened(c)}))
+	require.Equal(t, StatusForced, s.reserve(c).Status)
+	require.Equal(t, SettleResult{Applied: true, Ended: 1}, s.settle(nil, ending(c, 10)))
+	require.Equal(t, StatusEnded, s.reserve(c).Status)
+}

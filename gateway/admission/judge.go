@@ -56,7 +56,7 @@ func (a *Admission) judge(ctx context.Context, c *candidate) (*Verdict, error) {
 			return c.judged(), nil
 		}
 		switch decision.Status {
-		case lua.StatusAllowed, lua.StatusHeld, lua.StatusRefused:
+		case lua.StatusAllowed, lua.StatusHeld, lua.StatusForced, lua.StatusRefused:
 			a.conclude(c, &decision)
 			return c.judged(), nil
 		}
@@ -232,7 +232,7 @@ func (a *Admission) conclude(c *candidate, d *lua.Decision) {
 	app := c.ask.Caller.App
 	a.losses.judged(app)
 	res.ReservedAt, res.Deadline = d.Now, d.Now.Add(c.call.TTL)
-	if d.Status == lua.StatusHeld {
+	if d.Status == lua.StatusHeld || d.Status == lua.StatusForced {
 		c.Limits = nil // the figures were in the answer that was lost
 		a.leases.begin(app, res)
 		return

@@ -36,7 +36,9 @@ func (a *Admission) Stands(ctx context.Context, v *Verdict) *Refusal {
 	case decision.Status == lua.StatusRefused && len(again.Limits) > 0:
 		again.read(&decision)
 		again.Refusal = refusalOf(again.Limits, v.Reservation.Held)
-	default: // its counters are lost, its window is over, or it has expired
+	default:
+		// Its counters are lost, its window is over, it has expired; or Redis had lost it, others were given what it held, and a settler
+		// has told Redis of it since.
 		a.losses.notice(c.ask.Caller.App)
 		again.Refusal = &Refusal{
 			Reason: ledger.ReasonRebuilding, RetryAfter: time.Second,
